@@ -1,0 +1,161 @@
+"""A place inside a run is an address: `loop[7].layer[2].head[2].row[-1].pattern`.
+
+Weights are shared between loops, so layer 1 of loop 3 and layer 1 of loop 7 are the same parameters; as addresses they
+differ.  A `Site` is a place inside one call of F; an `Address` adds the loop.  Both are plain values: printable,
+parseable, hashable.
+
+Counting follows the paper: loops and layers from 1, heads from 0 (H0..H3), rows from 0, negative rows from the end.
+Leaving out `head[...]` or `row[...]` (or writing `*`) means all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from loopscope.errors import InputError, nearest
+
+COMPONENTS = ("resid", "q", "k", "v", "pattern", "z", "attn_out", "mlp_out")
+"""In order of computation.  resid enters the layer; pattern rows are query rows; z is a head's output before the output
+projection; attn_out and mlp_out are what the sublayers add to the residual stream."""
+
+PER_HEAD = frozenset({"q", "k", "v", "pattern", "z"})
+
+_FORM = "[loop[t].]layer[n][.head[i,j]][.row[i,j]].component"
+_PART = re.compile(r"(loop|layer|head|row)\[([^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place inside one call: a component of one layer, for some or all heads and rows (None: all)."""
+
+    layer: int
+    component: str
+    heads: tuple[int, ...] | None = None
+    rows: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.component not in COMPONENTS:
+            raise InputError(
+                f"unknown component {self.component!r}; there are {', '.join(COMPONENTS)}"
+                f"{nearest(self.component, COMPONENTS)}"
+            )
+        if self.heads is not None and self.component not in PER_HEAD:
+            raise InputError(f"{self.component} has no heads (nearest: {replace(self, heads=None)})")
+        for name, chosen in (("head", self.heads), ("row", self.rows)):
+            if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
+                raise InputError(f"{name}{list(chosen)} must name at least one {name}, each once")
+
+    def __str__(self) -> str:
+        heads = "" if self.heads is None else f".head[{','.join(map(str, self.heads))}]"
+        rows = "" if self.rows is None else f".row[{','.join(map(str, self.rows))}]"
+        return f"layer[{self.layer}]{heads}{rows}.{self.component}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `layer[2].head[0,1].row[-1].pattern`; raises InputError on anything else."""
+        loop, site = _parse(text)
+        if loop is not None:
+            raise InputError(f"address {text!r} names a loop, but the call it stands in is the loop (nearest: {site})")
+        return cls(site.layer, site.component, site.heads, site.rows)
+
+    def resolve(self, *, layers: int, heads: int, rows: int) -> Site:
+        """The same place with every head and row written out (rows counted from 0), checked against the model's sizes.
+
+        Raises InputError naming what was asked, what exists and the nearest valid site.
+        """
+        all_heads = range(heads) if self.component in PER_HEAD else range(0)
+        chosen_heads = tuple(all_heads) if self.heads is None else self.heads
+        chosen_rows = tuple(range(rows)) if self.rows is None else self.rows
+        if (
+            1 <= self.layer <= layers
+            and all(h in all_heads for h in chosen_heads)
+            and all(-rows <= r < rows for r in chosen_rows)
+        ):
+            positive = tuple(r % rows for r in chosen_rows)
+            if len(set(positive)) < len(positive):
+                raise InputError(f"{self} names a row twice: with {rows} rows, {list(chosen_rows)} is {list(positive)}")
+            return Site(self.layer, self.component, chosen_heads if self.component in PER_HEAD else None, positive)
+        near = Site(
+            _clamp(self.layer, 1, layers),
+            self.component,
+            None if self.heads is None else tuple(dict.fromkeys(_clamp(h, 0, heads - 1) for h in self.heads)),
+            None if self.rows is None else tuple(dict.fromkeys(_clamp(r, -rows, rows - 1) for r in self.rows)),
+        )
+        raise InputError(
+            f"{self} does not exist: layers 1..{layers}, heads 0..{heads - 1}, rows 0..{rows - 1} (nearest: {near})"
+        )
+
+
+@dataclass(frozen=True)
+class Address:
+    """A place inside a run: a site in one loop, counted from 1."""
+
+    loop: int
+    site: Site
+
+    def __post_init__(self) -> None:
+        if self.loop < 1:
+            raise InputError(f"loop {self.loop} does not exist: loops are counted from 1 (nearest: loop[1].{self.site})")
+
+    def __str__(self) -> str:
+        return f"loop[{self.loop}].{self.site}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `loop[7].layer[2].head[2].row[-1].pattern`; raises InputError on anything else."""
+        loop, site = _parse(text)
+        if loop is None:
+            raise InputError(f"address {text!r} names no loop (nearest: loop[1].{site})")
+        return cls(loop, site)
+
+
+def grid(
+    component: str,
+    *,
+    loops: Iterable[int],
+    layers: Iterable[int],
+    heads: Iterable[int] | None = None,
+    rows: tuple[int, ...] | None = None,
+) -> tuple[Address, ...]:
+    """Addresses of every loop x layer x head, one head each, all with the same rows; `heads=None`: all heads together."""
+    singles: list[tuple[int, ...] | None] = [None] if heads is None else [(h,) for h in heads]
+    return tuple(
+        Address(loop, Site(layer, component, head, rows))
+        for loop, layer, head in itertools.product(list(loops), list(layers), singles)
+    )
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(high, value))
+
+
+def _parse(text: str) -> tuple[int | None, Site]:
+    *parts, component = text.strip().rsplit(".", 1)
+    found: dict[str, tuple[int, ...] | None] = {}
+    for part in parts[0].split(".") if parts else []:
+        match = _PART.fullmatch(part)
+        order = ("loop", "layer", "head", "row")
+        if match is None or (found and order.index(match[1]) <= max(order.index(name) for name in found)):
+            raise InputError(f"cannot read {part!r} in address {text!r}; the form is {_FORM}")
+        found[match[1]] = _integers(match[2], part, text)
+    layer = found.get("layer")
+    if layer is None or len(layer) != 1:
+        raise InputError(f"address {text!r} must name one layer; the form is {_FORM}")
+    loop = found.get("loop", ())
+    if loop is None or len(loop) > 1:
+        raise InputError(f"address {text!r} must name one loop; the form is {_FORM}")
+    site = Site(layer[0], component, found.get("head"), found.get("row"))
+    return (loop[0] if loop else None), site
+
+
+def _integers(inner: str, part: str, text: str) -> tuple[int, ...] | None:
+    if inner.strip() == "*":
+        return None
+    try:
+        return tuple(int(item) for item in inner.split(","))
+    except ValueError:
+        raise InputError(f"cannot read {part!r} in address {text!r}; inside [] stand whole numbers or *") from None

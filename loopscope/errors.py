@@ -1,0 +1,33 @@
+"""What goes wrong and how it is said: one line, with what was asked, what exists and the nearest valid choice."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LoopscopeError(Exception):
+    """Base of every error this library raises on purpose; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class InputError(LoopscopeError, ValueError):
+    """The user asked for something that does not exist or does not fit.  Nothing was written."""
+
+    exit_code = 2
+
+
+class DamagedError(LoopscopeError):
+    """A file on disk is not what its manifest promises.  The message names file, expectation and finding."""
+
+    exit_code = 3
+
+
+def nearest(asked: str, choices: Iterable[str]) -> str:
+    """The choice most like `asked`, as the tail of an error line: " (nearest: ...)", or "" when there are no choices."""
+    known = list(choices)
+    if not known:
+        return ""
+    close = difflib.get_close_matches(asked, known, n=1, cutoff=0.0)
+    return f" (nearest: {close[0]})"

@@ -1,0 +1,456 @@
+"""The uncertainty beside every number: Wilson, cluster bootstrap, moving-block bootstrap and the phase of parity bands.
+
+Three questions come up, each with its own unit of resampling:
+
+- How sure is one proportion of independent examples?  `wilson`.
+- How sure is an accuracy whose examples come in graphs (all starts of a graph succeed or fail together), measured with
+  several map fits and perhaps several backbones?  Count per graph with `tally`, then `cluster_bootstrap` (new graphs,
+  these backbones) or `backbone_bootstrap` (new backbones and new graphs).  `mean_bootstrap` and `mean_sd` serve where
+  one number per backbone is all there is.
+- How fast does the best readout loop drift away from t = n as the input grows?  `phase_robust` (or `phase_unwrapped`,
+  the paper's estimator) fits the line, `drift_bootstrap` gives its interval.
+
+Everything is NumPy in float64.  Functions that draw take `seed`: an int, or a Generator to continue.  Intervals are
+percentile intervals.  Unusable input raises `InputError`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Complex, Float, Int, Shaped
+from numpy.typing import ArrayLike
+
+from loopscope.errors import InputError
+
+Seed: TypeAlias = int | np.random.Generator
+
+PERIOD = 4.0
+"""Loops after which a parity readout repeats: the paper's period of the accuracy bands."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval [low, high], from `n` units of kind `unit`; `draws` is 0 for a closed formula."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    unit: str
+    draws: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (ddof 1) of `n` values."""
+
+    mean: float
+    sd: float
+    n: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Proportions and plain means
+
+
+def wilson(successes: int, n: int, level: float = 0.95, *, unit: str = "example") -> Estimate:
+    """Wilson score interval of `successes` out of `n` independent trials.  No trials (n = 0) is an InputError."""
+    _check_level(level)
+    if not (n >= 1 and 0 <= successes <= n):
+        raise InputError(f"Wilson interval of {successes} out of {n}: needs n >= 1 and 0 <= successes <= n")
+    p = successes / n
+    z = -NormalDist().inv_cdf((1 - level) / 2)
+    shrink = 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / shrink
+    half = z / shrink * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+    # Rounding may leave 1e-17 where the formula says exactly 0 or 1; the interval must still contain p.
+    return Estimate(p, min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half)), int(n), unit, 0)
+
+
+def mean_sd(values: ArrayLike) -> Spread:
+    """Mean and sample SD of one-dimensional `values`; at least two are needed."""
+    array = _units(values)
+    return Spread(float(array.mean()), float(array.std(ddof=1)), len(array))
+
+
+def mean_bootstrap(
+    values: ArrayLike, *, seed: Seed, draws: int = 10_000, level: float = 0.95, unit: str = "backbone"
+) -> Estimate:
+    """Mean of one-dimensional `values` (say twelve backbone means), the units resampled with replacement."""
+    array = _units(values)
+    _check_level(level)
+    means = _resample(_generator(seed), draws, len(array)) @ array / len(array)
+    return _estimate(float(array.mean()), means, level, len(array), unit)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Accuracies of clustered examples
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Correct and eligible examples per cluster (graph); each leading axis is a fit, a backbone or the like.
+
+    A row's accuracy is the ratio of its sums, so rows may have different eligible sets.  `ids` name the clusters; two
+    tallies can be compared only if they agree on them.  Raises InputError unless 0 <= correct <= eligible throughout.
+    """
+
+    correct: Float[np.ndarray, "*rows clusters"]
+    eligible: Float[np.ndarray, "*rows clusters"]
+    ids: Shaped[np.ndarray, " clusters"] | None = None
+
+    def __post_init__(self) -> None:
+        correct, eligible = _floats("correct", self.correct), _floats("eligible", self.eligible)
+        if correct.shape != eligible.shape or correct.ndim == 0:
+            raise InputError(f"a tally needs one shape (*rows, clusters): got {correct.shape} and {eligible.shape}")
+        for place in np.argwhere((correct < 0) | (correct > eligible)):
+            at = tuple(place.tolist())
+            raise InputError(f"a tally has {correct[at]:g} correct of {eligible[at]:g} eligible at {at}")
+        if self.ids is not None and np.shape(self.ids) != correct.shape[-1:]:
+            raise InputError(f"a tally of {correct.shape[-1]} clusters got ids of shape {np.shape(self.ids)}")
+        object.__setattr__(self, "correct", correct)
+        object.__setattr__(self, "eligible", eligible)
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return int(self.correct.shape[-1])
+
+    def accuracy(self, weights: ArrayLike | None = None) -> Float[np.ndarray, "*draws_and_rows"]:
+        """Ratio of sums per row, (*rows); NaN where nothing is eligible.
+
+        With `weights` (draws, clusters), how often each draw counts each cluster, the result is (draws, *rows).
+        """
+        counts = np.ones(self.clusters) if weights is None else np.asarray(weights, dtype=np.float64)
+        correct = np.tensordot(counts, self.correct, axes=(-1, -1))
+        eligible = np.tensordot(counts, self.eligible, axes=(-1, -1))
+        return np.divide(correct, eligible, out=np.full(correct.shape, np.nan), where=eligible > 0)
+
+
+def tally(correct: ArrayLike, clusters: ArrayLike, eligible: ArrayLike | None = None) -> Tally:
+    """Count per-example results by cluster; clusters come in sorted order.
+
+    `correct` is 0/1 of shape (*rows, examples), `clusters` holds one id per example, (examples,).  `eligible` is 0/1
+    and broadcasts to `correct` (default: all); results of examples that are not eligible are ignored.  Leave examples
+    out by this mask, not by dropping them: a graph without any examples would vanish from the tally.
+    """
+    result = _floats("correct", correct)
+    mask = np.ones(()) if eligible is None else _floats("eligible", eligible)
+    groups = np.asarray(clusters)
+    if result.ndim == 0 or groups.shape != result.shape[-1:]:
+        raise InputError(f"tally needs one cluster id per example: got ids {groups.shape} for results {result.shape}")
+    if groups.dtype.kind == "f" and np.isnan(groups).any():
+        raise InputError("tally needs one cluster id per example: some ids are NaN")
+    try:
+        mask = np.broadcast_to(mask, result.shape)
+    except ValueError:
+        raise InputError(f"tally cannot spread eligible {mask.shape} over results {result.shape}") from None
+    if not (np.isin(result, (0, 1)).all() and np.isin(mask, (0, 1)).all()):
+        raise InputError("tally counts examples: correct and eligible must be 0 or 1 for every example")
+    ids, member = np.unique(groups, return_inverse=True)
+
+    def count(values: Float[np.ndarray, "*rows examples"]) -> Float[np.ndarray, "*rows clusters"]:
+        sums = [np.bincount(member, row, minlength=len(ids)) for row in values.reshape(-1, len(groups))]
+        return np.stack(sums).reshape(*values.shape[:-1], len(ids))
+
+    return Tally(count(result * mask), count(mask), ids)
+
+
+def cluster_bootstrap(
+    a: Tally, b: Tally | None = None, *, seed: Seed, draws: int = 5_000, level: float = 0.95, unit: str = "graph"
+) -> Estimate:
+    """Accuracy of `a`, or the paired difference a - b; clusters are resampled and all of a cluster stays together.
+
+    The statistic is the ratio of sums of every row, averaged over all rows (fits, backbones) with equal weight.  One
+    draw uses the same clusters for every row and for both conditions; a and b may differ in their rows.  A draw that
+    leaves some row without eligible examples has no statistic and is left out; `draws` of the result counts the rest.
+    """
+    _check_bootstrap(a, b, level)
+    samples = _contrast(a, b, _resample(_generator(seed), draws, a.clusters))
+    return _estimate(_value(a, b), samples, level, a.clusters, unit)
+
+
+def backbone_bootstrap(
+    a: Tally, b: Tally | None = None, *, seed: Seed, draws: int = 5_000, level: float = 0.95
+) -> Estimate:
+    """Accuracy of `a`, or a - b, with backbones resampled and, within every backbone drawn, the clusters.
+
+    Tallies are (backbones, *fits, clusters).  Ratios of sums are averaged over fits first, then over backbones with
+    equal weight; nothing is pooled.  A backbone drawn twice gets two independent sets of clusters.  `n` of the result
+    counts backbones.
+    """
+    _check_bootstrap(a, b, level)
+    backbones = a.correct.shape[0]
+    if a.correct.ndim < 2 or backbones < 2 or (b is not None and b.correct.shape[:-1][:1] != (backbones,)):
+        found = [t.correct.shape for t in (a, b) if t is not None]
+        raise InputError(
+            f"backbone_bootstrap needs (backbones >= 2, *fits, clusters), the same backbones throughout: {found}"
+        )
+    rng = _generator(seed)
+    picked = rng.integers(backbones, size=(_check_draws(draws), backbones))
+    total = np.zeros(draws)
+    for slot in range(backbones):
+        effects = _contrast(a, b, _resample(rng, draws, a.clusters), kept=1)
+        total += effects[np.arange(draws), picked[:, slot]]
+    return _estimate(_value(a, b), total / backbones, level, backbones, "backbone")
+
+
+def _contrast(
+    a: Tally, b: Tally | None, weights: Float[np.ndarray, "draws clusters"], kept: int = 0
+) -> Float[np.ndarray, "draws ..."]:
+    """a - b (or a) for every draw: accuracies averaged over all row axes but the first `kept`."""
+
+    def mean(t: Tally) -> Float[np.ndarray, "draws ..."]:
+        accuracy = t.accuracy(weights)
+        return accuracy.mean(axis=tuple(range(1 + kept, accuracy.ndim)))
+
+    return mean(a) if b is None else mean(a) - mean(b)
+
+
+def _value(a: Tally, b: Tally | None) -> float:
+    return float(_contrast(a, b, np.ones((1, a.clusters)))[0])
+
+
+def _check_bootstrap(a: Tally, b: Tally | None, level: float) -> None:
+    _check_level(level)
+    if b is not None and (a.clusters != b.clusters or not np.array_equal(np.asarray(a.ids), np.asarray(b.ids))):
+        raise InputError(f"a paired difference needs the same clusters: {a.clusters} and {b.clusters}, or other ids")
+    for t in (a, b):
+        # A single contributing cluster resamples to itself, and its zero-width interval would look like certainty.
+        if t is not None and ((t.eligible > 0).sum(axis=-1) < 2).any():
+            raise InputError("a cluster bootstrap needs at least two clusters with eligible examples in every row")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lines
+
+
+@dataclass(frozen=True)
+class Line:
+    """Least-squares line y = slope * x + intercept through `n` points, and the size of its residuals."""
+
+    slope: float
+    intercept: float
+    mae: float
+    rmse: float
+    r2: float
+    n: int
+
+
+def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
+    """Ordinary least squares of y on x, both (points,).  R^2 of a constant y is 1: nothing is left to explain."""
+    xs, ys = _points(x, y)
+    dx, dy = xs - xs.mean(), ys - ys.mean()
+    slope = dx @ dy / (dx @ dx)
+    residuals = dy - slope * dx
+    unexplained = residuals @ residuals
+    return Line(
+        slope=float(slope),
+        intercept=float(ys.mean() - slope * xs.mean()),
+        mae=float(np.abs(residuals).mean()),
+        rmse=math.sqrt(unexplained / len(ys)),
+        r2=1.0 if np.ptp(ys) == 0 else float(1 - unexplained / (dy @ dy)),
+        n=len(ys),
+    )
+
+
+def moving_block_bootstrap(
+    x: ArrayLike, y: ArrayLike, *, seed: Seed, block: int = 20, draws: int = 5_000, level: float = 0.95
+) -> Estimate:
+    """Slope of y on x when neighbouring residuals are alike; points must be in the order of x.
+
+    Every draw strings together blocks of `block` consecutive residuals with uniformly chosen starts, cuts them to the
+    number of points, adds them to the fitted line and refits.  `block=1` is the ordinary residual bootstrap.
+    """
+    _check_level(level)
+    xs, ys = _points(x, y)
+    n = len(xs)
+    if not 1 <= block <= n:
+        raise InputError(f"blocks of {block} residuals do not fit {n} points: choose 1 to {n}")
+    line = fit_line(xs, ys)
+    residuals = ys - (line.slope * xs + line.intercept)
+    rng = _generator(seed)
+    starts = rng.integers(n - block + 1, size=(_check_draws(draws), math.ceil(n / block)))
+    chosen = (starts[:, :, None] + np.arange(block)).reshape(draws, -1)[:, :n]
+    # Refitting line + residuals moves the slope by the slope of the residuals alone: least squares is linear in y.
+    dx = xs - xs.mean()
+    slopes = line.slope + residuals[chosen] @ dx / (dx @ dx)
+    return _estimate(line.slope, slopes, level, n, f"block of {block}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Phase of the parity bands
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """Where the accuracy band lies at every length n: `offsets` in loops relative to t = n (positive = later).
+
+    `amplitude` is the strength of each length's oscillation, `line` the least-squares fit of offsets on lengths.
+    """
+
+    lengths: Int[np.ndarray, " lengths"]
+    offsets: Float[np.ndarray, " lengths"]
+    amplitude: Float[np.ndarray, " lengths"]
+    line: Line
+
+    @property
+    def drift(self) -> float:
+        """Loops of drift per 100 tokens."""
+        return 100 * self.line.slope
+
+
+def project_bands(bands: ArrayLike, period: float = PERIOD) -> Complex[np.ndarray, " lengths"]:
+    """One phasor per length: z-scored rows of `bands` projected on exp(2 pi i d / period).
+
+    `bands` is (lengths, offsets): accuracy at loops t = n + d for d = -w..w (w = 10 in the paper).  A row that peaks at
+    d0 gives a phasor of angle 2 pi d0 / period; a row without any variation gives exactly 0.  Because 21 offsets are
+    not a whole number of periods, the angle of a clean cosine is off by up to 0.03 loops, depending on d0.
+    """
+    rows = _floats("bands", bands)
+    if rows.ndim != 2 or rows.shape[1] % 2 == 0 or not 0 < period <= rows.shape[1]:
+        raise InputError(
+            f"bands need shape (lengths, 2w + 1) with at least one period of {period:g} offsets: got {rows.shape}"
+        )
+    width = rows.shape[1] // 2
+    flat = np.ptp(rows, axis=1, keepdims=True) == 0
+    z = (rows - rows.mean(axis=1, keepdims=True)) / np.where(flat, 1.0, rows.std(axis=1, keepdims=True))
+    return np.where(flat, 0.0, z) @ np.exp(2j * np.pi / period * np.arange(-width, width + 1))
+
+
+def phase_unwrapped(lengths: ArrayLike, bands: ArrayLike) -> Phase:
+    """The paper's estimator: unwrap the phase from each length to the next, then fit a line.
+
+    The first offset is in (-2, 2].  One noisy row can shift all later offsets by a whole period, and the drift with
+    them; `phase_robust` does not have this weakness.  Shapes as there; a row without variation counts as angle 0.
+    """
+    n, phasors = _rows(lengths, bands)
+    offsets = np.unwrap(np.angle(phasors)) * (PERIOD / (2 * np.pi))
+    return Phase(n, offsets, np.abs(phasors), fit_line(n, offsets))
+
+
+def phase_robust(lengths: ArrayLike, bands: ArrayLike) -> Phase:
+    """Fit the line to all phasors at once, put every offset on the branch nearest to it, then refit by least squares.
+
+    The line o = b n + a first maximises sum_n Re(c_n exp(-2 pi i (b n + a) / period)) over the phasors c_n, so a row
+    counts with its amplitude and no row can move another.  `lengths` are increasing integers (lengths,), `bands` as
+    in `project_bands`; rows without variation have no phase and are left out.  Assumes that the true offset stays
+    within half a period of a line; drift is known only modulo one period per step between lengths.
+    """
+    n, phasors = _rows(lengths, bands)
+    seen = phasors != 0
+    if seen.sum() < 2:
+        raise InputError(f"a phase needs at least two lengths whose accuracy varies over loops: found {seen.sum()}")
+    n, phasors = n[seen], phasors[seen]
+    fitted = _coherent_line(n, phasors)
+    principal = np.angle(phasors) * (PERIOD / (2 * np.pi))
+    offsets = principal + PERIOD * np.round((fitted - principal) / PERIOD)
+    return Phase(n, offsets, np.abs(phasors), fit_line(n, offsets))
+
+
+def drift_bootstrap(phase: Phase, *, seed: Seed, block: int = 20, draws: int = 5_000, level: float = 0.95) -> Estimate:
+    """Drift in loops per 100 tokens with its moving-block interval (see `moving_block_bootstrap`)."""
+    slope = moving_block_bootstrap(phase.lengths, phase.offsets, seed=seed, block=block, draws=draws, level=level)
+    return replace(slope, value=100 * slope.value, low=100 * slope.low, high=100 * slope.high)
+
+
+def _coherent_line(
+    n: Int[np.ndarray, " lengths"], phasors: Complex[np.ndarray, " lengths"]
+) -> Float[np.ndarray, " lengths"]:
+    """Offsets on the line that turns the phasors most nearly into one direction; the first is in (-2, 2]."""
+    tokens = n - n[0]
+    step = int(np.gcd.reduce(np.diff(n)))
+
+    def turned_sum(slopes: Float[np.ndarray, " slopes"]) -> Complex[np.ndarray, " slopes"]:
+        return np.exp(-2j * np.pi / PERIOD * np.outer(slopes, tokens)) @ phasors
+
+    # For a given slope the best intercept is the angle of the turned sum, so only the slope has to be searched.  An FFT
+    # padded eightfold visits every distinguishable slope in steps of an eighth of the peak's half-width.
+    comb = np.zeros(8 * (tokens[-1] // step + 1), dtype=np.complex128)
+    comb[tokens // step] = phasors
+    frequency = np.fft.fftfreq(len(comb))[np.argmax(np.abs(np.fft.fft(comb)))]
+    slope, spacing = frequency * PERIOD / step, PERIOD / (step * len(comb))
+    for _ in range(3):
+        near = slope + spacing * np.linspace(-1, 1, 33)
+        slope = near[np.argmax(np.abs(turned_sum(near)))]
+        spacing /= 16
+    start = np.angle(turned_sum(np.array([slope]))[0]) * PERIOD / (2 * np.pi)
+    return start + slope * tokens
+
+
+def _rows(lengths: ArrayLike, bands: ArrayLike) -> tuple[Int[np.ndarray, " lengths"], Complex[np.ndarray, " lengths"]]:
+    phasors = project_bands(bands)
+    n = _floats("lengths", lengths)
+    if n.shape != phasors.shape or len(n) < 2:
+        raise InputError(f"a phase needs one length per band row, at least two: got {n.shape} and {phasors.shape}")
+    if (n != np.round(n)).any() or (np.diff(n) <= 0).any():
+        raise InputError("a phase needs lengths that are increasing whole numbers")
+    return n.astype(np.int64), phasors
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Shared by the sections above
+
+
+def _generator(seed: Seed) -> np.random.Generator:
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise InputError(f"seed {seed!r} is neither a whole number >= 0 nor a NumPy Generator") from None
+
+
+def _resample(rng: np.random.Generator, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
+    """How often each unit appears in each of `draws` samples with replacement."""
+    return rng.multinomial(units, np.full(units, 1 / units), size=_check_draws(draws)).astype(np.float64)
+
+
+def _estimate(value: float, samples: Float[np.ndarray, " draws"], level: float, n: int, unit: str) -> Estimate:
+    defined = samples[~np.isnan(samples)]
+    if len(defined) == 0:
+        raise InputError(f"none of {len(samples)} bootstrap draws holds eligible examples in every row")
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(value), float(low), float(high), n, unit, len(defined))
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"confidence level {level} is not between 0 and 1 (nearest usual choice: 0.95)")
+
+
+def _check_draws(draws: int) -> int:
+    if draws < 1:
+        raise InputError(f"a bootstrap of {draws} draws: at least 1 is needed (the paper uses 5000)")
+    return draws
+
+
+def _floats(name: str, values: ArrayLike) -> Float[np.ndarray, "*shape"]:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a rectangular array of numbers") from None
+    if array.size == 0:
+        raise InputError(f"{name} is empty: shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} holds {int((~np.isfinite(array)).sum())} values that are NaN or infinite")
+    return array
+
+
+def _units(values: ArrayLike) -> Float[np.ndarray, " units"]:
+    array = _floats("values", values)
+    if array.ndim != 1 or len(array) < 2:
+        raise InputError(f"a spread needs at least two values in one dimension: got shape {array.shape}")
+    return array
+
+
+def _points(x: ArrayLike, y: ArrayLike) -> tuple[Float[np.ndarray, " points"], Float[np.ndarray, " points"]]:
+    xs, ys = _floats("x", x), _floats("y", y)
+    if xs.ndim != 1 or xs.shape != ys.shape:
+        raise InputError(f"a line needs x and y of one shape (points,): got {xs.shape} and {ys.shape}")
+    if np.ptp(xs) == 0:
+        raise InputError("a line needs at least two different x")
+    return xs, ys

@@ -1,0 +1,1 @@
+"""Tasks: tokens, targets and evaluation populations."""
