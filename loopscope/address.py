@@ -14,7 +14,6 @@ import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
 
 from loopscope.errors import InputError, nearest
 
@@ -55,12 +54,12 @@ class Site:
         return f"layer[{self.layer}]{heads}{rows}.{self.component}"
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Site:
         """Read `layer[2].head[0,1].row[-1].pattern`; raises InputError on anything else."""
         loop, site = _parse(text)
         if loop is not None:
             raise InputError(f"address {text!r} names a loop, but the call it stands in is the loop (nearest: {site})")
-        return cls(site.layer, site.component, site.heads, site.rows)
+        return site
 
     def resolve(self, *, layers: int, heads: int, rows: int) -> Site:
         """The same place with every head and row written out (rows counted from 0), checked against the model's sizes.
@@ -105,12 +104,12 @@ class Address:
         return f"loop[{self.loop}].{self.site}"
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Address:
         """Read `loop[7].layer[2].head[2].row[-1].pattern`; raises InputError on anything else."""
         loop, site = _parse(text)
         if loop is None:
             raise InputError(f"address {text!r} names no loop (nearest: loop[1].{site})")
-        return cls(loop, site)
+        return Address(loop, site)
 
 
 def grid(

@@ -37,7 +37,8 @@ class Crowd:
 
     def rows_of(self, slabs: list[Slab], rows: tuple[int, ...], name: str) -> Tensor:
         """These rows for every example of the input called `name`, from one slab per segment: [examples, ..., R, n]."""
-        pieces, found = [], []
+        pieces: list[Tensor] = []
+        found: list[int] = []
         for segment, slab in zip(self.segments, slabs, strict=True):
             mine = tuple(r for r in rows if r in segment.rows)
             if mine:

@@ -109,7 +109,8 @@ class Engine:
 
     def execute(self) -> None:
         """Compute everything the plan asks for."""
-        uses = Counter(run.parent for run in (*self.plan.order, *self.plan.lanes) if run.parent)
+        runs: list[Node | Lane] = [*self.plan.order, *self.plan.lanes]
+        uses = Counter(run.parent for run in runs if run.parent)
         for node in self.plan.order:
             self._base(node)
             self._release(node, uses, self.states)
@@ -137,14 +138,15 @@ class Engine:
 
     def component(self, node: Node, lane: Lane | None, name: str, layer: int, component: str, rows: tuple[int, ...]) -> Tensor:
         """A noted component of a run on the input called `name`: [examples, (H,) rows, ...]."""
-        notes = {run: self.notes[run, layer, component] for run in (node, lane) if (run, layer, component) in self.notes}
+        runs: list[Node | Lane] = [node] if lane is None else [node, lane]
+        notes = {run: self.notes[run, layer, component] for run in runs if (run, layer, component) in self.notes}
         return self._assemble(node, lane, rows, notes, name)
 
     def _assemble(
         self, node: Node, lane: Lane | None, rows: tuple[int, ...], held: Mapping[Node | Lane, list[Slab]], name: str = "main"
     ) -> Tensor:
         """Rows of a lane where it has its own, of its base elsewhere."""
-        own = held[lane][0].among(rows) if lane in held else Slab((), torch.empty(0))
+        own = held[lane][0].among(rows) if lane is not None and lane in held else Slab((), torch.empty(0))
         others = tuple(r for r in rows if r not in own.rows)
         if not others:
             return own.take(rows)

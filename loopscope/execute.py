@@ -134,9 +134,9 @@ def run(
 
     Raises InputError before anything is computed when a name, place or shape does not fit.
     """
-    asked = [as_program(p) for p in ([programs] if isinstance(programs, ProgramLike) else programs)]
+    asked = list(dict.fromkeys(map(as_program, [programs] if isinstance(programs, ProgramLike) else programs)))
     maps, others, given = dict(maps or {}), dict(others or {}), dict(given or {})
-    addresses = [Address.parse(a) if isinstance(a, str) else a for a in keep]
+    addresses = list(dict.fromkeys(Address.parse(a) if isinstance(a, str) else a for a in keep))
     named = _inputs(model, tokens, state, others)
     examples, length = next(iter(named[tokens is None].values())).shape[:2]
     sizes = Sizes(len(model.layers), model.heads, length)
@@ -144,6 +144,7 @@ def run(
     reads = {program: _points(program, read) for program in asked}
     kept = {program: _with_loop(program, addresses) for program in asked}
     _check_names(asked, maps, given, named)
+    _check_numbers(asked, addresses, chunk, stack)
     plan = Plan(asked, sizes, reads, read_rows, kept)
     _check_given(plan, given, examples, model)
 
@@ -280,7 +281,7 @@ def _points(program: Program, read: str | Iterable[str]) -> tuple[str, ...]:
         )  # fmt: skip
     if read == "all":
         return points
-    chosen = (read,) if isinstance(read, str) else tuple(read)
+    chosen = (read,) if isinstance(read, str) else tuple(dict.fromkeys(read))
     for point in chosen:
         if point not in points:
             raise InputError(f"'{program}' has no point {point!r}{nearest(point, ['last', 'calls', 'all', *points])}")
@@ -309,10 +310,11 @@ def _check_names(
             raise InputError(f"no {kind} named {name!r} was given; there are: {have}{nearest(name, there)}")
 
     def visit(program: Program, name: str) -> None:
-        if name not in named[program.start is not None]:
-            start = "tokens" if program.start is None else f"a state h{program.start}"
-            known("token input" if program.start is None else "state", name, named[program.start is not None])
-            raise InputError(f"'{program}' needs {start}")
+        there = named[program.start is not None]
+        if MAIN not in there:
+            start = "tokens, but none were" if program.start is None else f"a given state h{program.start}, but no state was"
+            raise InputError(f"'{program}' starts from {start} given")
+        known("aligned input of tokens" if program.start is None else "aligned state", name, there)
         for step in program.steps:
             if isinstance(step, Map):
                 known("map", step.name, maps)
@@ -328,6 +330,16 @@ def _check_names(
         visit(program, MAIN)
 
 
+def _check_numbers(programs: list[Program], addresses: list[Address], chunk: int | None, stack: int | None) -> None:
+    for label, size in (("chunk", chunk), ("stack", stack)):
+        if size is not None and size < 1:
+            raise InputError(f"{label} must be 1 or more, not {size}")
+    for address in addresses:
+        if not any(_with_loop(program, [address]) for program in programs):
+            longest = max(program.loop_of(len(program.steps)) for program in programs)
+            raise InputError(f"no program has loop {address.loop} to keep {address} (nearest: loop[{longest}].{address.site})")
+
+
 def _finite(name: str, step: TokenMap) -> None:
     for label, tensor in step.named_parameters() if isinstance(step, nn.Module) else ():
         if not torch.isfinite(tensor).all():
@@ -335,7 +347,7 @@ def _finite(name: str, step: TokenMap) -> None:
 
 
 def _check_given(plan: Plan, given: Mapping[str, Tensor], examples: int, model: LoopedModel) -> None:
-    """A given tensor must broadcast to the slice it replaces."""
+    """A given tensor must broadcast to the slice it replaces; a given pattern must not look at later rows."""
     size = model.width // model.heads
     last = {"q": size, "k": size, "v": size, "z": size, "pattern": plan.sizes.rows}
     for lane in plan.lanes:
@@ -351,6 +363,10 @@ def _check_given(plan: Plan, given: Mapping[str, Tensor], examples: int, model: 
                 raise InputError(
                     f"tensor ${patch.origin.given} of shape {tuple(tensor.shape)} does not fit {site}, which is {wanted}"
                 )
+            if site.component == "pattern":
+                later = torch.arange(wanted[-1]) > torch.tensor(site.rows)[:, None]
+                if tensor.expand(wanted)[..., later.to(tensor.device)].any():
+                    raise InputError(f"tensor ${patch.origin.given} for {site} looks at later rows; attention is causal")
 
 
 def _fit(plan: Plan, model: LoopedModel, device: torch.device, examples: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as nnf
@@ -64,7 +64,7 @@ class ModelConfig:
             raise InputError(f"{self.classes} classes from row {self.first_class} exceed vocabulary {self.vocabulary}")
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
         """Read a config from parsed JSON; an unknown key is an error, never ignored."""
         known = [f.name for f in fields(cls)]
         for key in values:

@@ -6,7 +6,7 @@ hook-based tools work: a full forward for every patched run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from loopscope.address import PER_HEAD
-from loopscope.model import LoopedTransformer, attention_pattern, causal
+from loopscope.model import attention_pattern, causal
 from loopscope.program import Call, Given, Patch, Program, Run
-
-TokenMap = Callable[[Tensor], Tensor]
+from loopscope.protocol import LoopedModel, TokenMap
 
 
 @dataclass
@@ -30,7 +29,7 @@ class PlainRun:
 
 @torch.no_grad()
 def plain_run(
-    model: LoopedTransformer,
+    model: LoopedModel,
     inputs: Mapping[str, Tensor],
     program: Program,
     *,
@@ -76,7 +75,7 @@ def plain_run(
 
             for number, layer in enumerate(model.layers, start=1):
                 x = put(number, "resid", x)
-                q, k, v = (put(number, c, part) for c, part in zip("qkv", layer.project(x, rows), strict=True))
+                q, k, v = (put(number, c, part) for c, part in zip("qkv", layer.project(x, rows, "qkv"), strict=True))
                 alpha = put(number, "pattern", attention_pattern(q, k, layer.scale, causal(rows, rows)))
                 z = put(number, "z", alpha @ v)
                 x = x + put(number, "attn_out", layer.attn_out(z))
@@ -95,9 +94,8 @@ def replaced(tensor: Tensor, patch: Patch, value: Tensor, heads: int) -> Tensor:
     site = patch.site.resolve(layers=patch.site.layer, heads=heads, rows=tensor.shape[-2])
     rows = torch.tensor(site.rows, device=tensor.device)
     tensor = tensor.clone()
+    where: tuple[slice | Tensor, ...] = (slice(None), rows)
     if site.component in PER_HEAD:
         where = (slice(None), torch.tensor(site.heads, device=tensor.device)[:, None], rows)
-    else:
-        where = (slice(None), rows)
     tensor[where] = value[where] if isinstance(patch.source, Run) else value.expand_as(tensor[where])
     return tensor

@@ -170,7 +170,8 @@ class Plan:
                 node, lane = path[program.index_of(address.loop) + 1]
                 site = self.resolve(address.site)
                 (node if lane is None else lane).layers[site.layer - 1].note(site.component, site.rows or ())
-        for run in (*self.order, *self.lanes):
+        runs: list[Node | Lane] = [*self.order, *self.lanes]
+        for run in runs:
             run.need |= run.read
         for lane in reversed(self.lanes):
             self._demand_lane(lane)
@@ -289,7 +290,8 @@ class Plan:
     def _want(patch: Placed, need: LayerNeed) -> None:
         """Ask the patch's origin for the rows that matter here."""
         component = patch.site.component
-        relevant = {"resid": need.entering, "k": need.keyed, "v": need.keyed}.get(component, need.mixed)
+        by_stage = {"resid": need.entering, "k": need.keyed, "v": need.keyed}
+        relevant = by_stage.get(component, need.leaving if component in ("attn_out", "mlp_out") else need.mixed)
         patch.wanted = tuple(r for r in patch.site.rows or () if r in relevant)
         giver = patch.origin.node if patch.origin.lane is None else patch.origin.lane
         if giver is not None and patch.wanted:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from loopscope.address import COMPONENTS, Address, Site
 from loopscope.errors import InputError, nearest
@@ -160,12 +160,12 @@ class Program:
         return " ".join(words)
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Program:
         """Read the text form; raises InputError with the place and what may stand there."""
         reader = _Reader(text)
         program = reader.program()
         reader.end()
-        return cls(program.steps, program.start)
+        return program
 
     def __or__(self, other: Step | Program) -> Program:
         if isinstance(other, Program):

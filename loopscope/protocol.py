@@ -7,7 +7,7 @@ acts row by row, which is what lets the executor compute only the rows that can 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ TokenMap = Callable[[Tensor], Tensor]
 """A map J on states [..., d] that treats every row alike and alone."""
 
 
+@runtime_checkable
 class LoopedLayer(Protocol):
     """One layer of F."""
 
@@ -34,6 +35,7 @@ class LoopedLayer(Protocol):
         ...
 
 
+@runtime_checkable
 class LoopedModel(Protocol):
     """A model that applies one stack of layers again and again."""
 

@@ -312,9 +312,11 @@ class Store:
             with _reporting("write to", folder.parent):
                 _make_folder(folder.parent)
                 with _locked(folder.parent / ".lock"):
-                    stack.callback(_remove_quietly, folder)
                     folder.mkdir()
+                    stack.callback(_remove_quietly, folder)
                     stack.enter_context(_locked(folder / "writer.lock"))
+            stack.callback(_remove_quietly, folder)  # earlier than the first: while the lock still says "alive"
+            with _reporting("write to", folder):
                 (folder / "artefact").mkdir()
             yield folder
 

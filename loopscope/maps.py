@@ -1,0 +1,230 @@
+"""The maps J: token-wise affine maps on the state entering a call.
+
+    DiagonalLowRank   J(h) = h * D + (h A) B + b      graph walk, parity (25,088 parameters at width 256, rank 48)
+    ResidualLowRank   J(h) = h + (h A) B + b          antonym cancellation
+    Dense             J(h) = h W + b                  letter-walk, relation composition; every merged map
+
+All start as the identity, act on row vectors and treat every token alike, so that only the frozen block F can move
+information between tokens.  On disk a map is a folder in the PEFT file convention: `adapter_config.json` beside
+`adapter_model.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from loopscope.errors import DamagedError, InputError, nearest
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+FORMAT = 1
+
+
+class AffineMap(nn.Module, ABC):
+    """A token-wise affine map h -> h W + b of one width."""
+
+    family: ClassVar[str]
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        if width < 1:
+            raise InputError(f"a map needs width 1 or more, not {width}")
+        self.width = width
+        self.b = nn.Parameter(torch.zeros(width))
+
+    @abstractmethod
+    def linear(self) -> Float[Tensor, "d d"]:
+        """W, in the sense of row vectors: J(h) = h W + b."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Constructor arguments, JSON-able."""
+
+    def merge(self) -> Dense:
+        """The same map as one dense matrix and bias."""
+        merged = Dense(self.width).to(self.b)
+        with torch.no_grad():
+            merged.W.copy_(self.linear())
+            merged.b.copy_(self.b)
+        return merged
+
+    def then(self, after: AffineMap) -> Dense:
+        """One dense map that does this one first and `after` next."""
+        if after.width != self.width:
+            raise InputError(f"maps of width {self.width} and {after.width} cannot follow each other")
+        merged = Dense(self.width).to(self.b)
+        with torch.no_grad():
+            merged.W.copy_(self.linear() @ after.linear())
+            merged.b.copy_(self.b @ after.linear() + after.b)
+        return merged
+
+
+class _LowRank(AffineMap):
+    """What the low-rank families share: A [d, r], B [r, d] with B = 0 at the start."""
+
+    def __init__(self, width: int, rank: int, init: str | float, seed: int | None) -> None:
+        super().__init__(width)
+        if not 1 <= rank <= width:
+            raise InputError(f"rank {rank} does not fit width {width}: 1..{width} (nearest: {max(1, min(width, rank))})")
+        self.rank = rank
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        A = torch.empty(width, rank)
+        if init == "kaiming":
+            # torch's default for a Linear(d -> r), drawn in that layer's [r, d] layout.
+            A = nn.init.kaiming_uniform_(torch.empty(rank, width), a=math.sqrt(5), generator=generator).T.contiguous()
+        elif isinstance(init, float):
+            nn.init.normal_(A, std=init, generator=generator)
+        else:
+            raise InputError(f"unknown start {init!r} for A: a standard deviation, or 'kaiming'")
+        self.A = nn.Parameter(A)
+        self.B = nn.Parameter(torch.zeros(rank, width))
+
+    def settings(self) -> dict[str, Any]:
+        return {"width": self.width, "rank": self.rank}
+
+
+class DiagonalLowRank(_LowRank):
+    """J(h) = h * D + (h A) B + b; D = 1, B = 0, b = 0 at the start.
+
+    A starts normal with standard deviation `std`, by default 1/sqrt(d) (0.0625 at width 256; the matched-supervision
+    maps use 0.02).  `seed=None` draws from torch's global generator.
+    """
+
+    family = "diagonal-low-rank"
+
+    def __init__(self, width: int, rank: int, *, std: float | None = None, seed: int | None = None) -> None:
+        super().__init__(width, rank, width**-0.5 if std is None else float(std), seed)
+        self.D = nn.Parameter(torch.ones(width))
+
+    def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """J(h), row by row."""
+        return h * self.D + (h @ self.A) @ self.B + self.b
+
+    def linear(self) -> Float[Tensor, "d d"]:
+        return torch.diag(self.D) + self.A @ self.B
+
+
+class ResidualLowRank(_LowRank):
+    """J(h) = h + (h A) B + b; B = 0, b = 0 at the start, A as torch starts a linear layer (Kaiming uniform, a = sqrt 5)."""
+
+    family = "residual-low-rank"
+
+    def __init__(self, width: int, rank: int, *, seed: int | None = None) -> None:
+        super().__init__(width, rank, "kaiming", seed)
+
+    def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """J(h), row by row."""
+        return h + (h @ self.A) @ self.B + self.b
+
+    def linear(self) -> Float[Tensor, "d d"]:
+        return torch.eye(self.width).to(self.A) + self.A @ self.B
+
+
+class Dense(AffineMap):
+    """J(h) = h W + b; W = identity, b = 0 at the start."""
+
+    family = "dense"
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.W = nn.Parameter(torch.eye(width))
+
+    def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """J(h), row by row."""
+        return h @ self.W + self.b
+
+    def linear(self) -> Float[Tensor, "d d"]:
+        return self.W
+
+    def settings(self) -> dict[str, Any]:
+        return {"width": self.width}
+
+
+FAMILIES: dict[str, type[AffineMap]] = {cls.family: cls for cls in (DiagonalLowRank, ResidualLowRank, Dense)}
+
+
+def make_map(family: Literal["diagonal-low-rank", "residual-low-rank", "dense"] | str, **settings: Any) -> AffineMap:
+    """A fresh map of a family by name; InputError names the families when there is no such one."""
+    if family not in FAMILIES:
+        raise InputError(f"unknown map family {family!r}; there are {', '.join(FAMILIES)}{nearest(family, FAMILIES)}")
+    return FAMILIES[family](**settings)
+
+
+def save_map(step: AffineMap, folder: str | Path) -> None:
+    """Write a map as a new folder, complete or not at all.  Refuses a map with NaN, and a folder that exists."""
+    folder = Path(folder)
+    _finite(step, "map")
+    if folder.exists():
+        raise InputError(f"{folder} exists already; a saved map is never overwritten")
+    if not folder.parent.is_dir():
+        raise InputError(f"cannot write {folder}: there is no folder {folder.parent}")
+    config = {"peft_type": "LOOPSCOPE_AFFINE", "format": FORMAT, "family": step.family, **step.settings()}
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        tensors = {name: p.detach().cpu().contiguous() for name, p in step.named_parameters()}
+        save_file(tensors, draft / WEIGHTS_FILE)
+        (draft / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        for name in (WEIGHTS_FILE, CONFIG_FILE):
+            with open(draft / name, "rb") as handle:
+                os.fsync(handle.fileno())
+        os.chmod(draft, 0o755)
+        os.rename(draft, folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def load_map(folder: str | Path) -> AffineMap:
+    """Read a map written by `save_map`.
+
+    Raises InputError when the folder is no map or was written in a newer format, DamagedError when a file is cut off,
+    lacks or adds a tensor, disagrees in shape, or holds NaN.
+    """
+    folder = Path(folder)
+    config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    for needed in (config_file, weights_file):
+        if not needed.is_file():
+            raise InputError(f"{folder} is no saved map: it has no {needed.name}")
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        tensors = load_file(weights_file)
+    except (ValueError, SafetensorError) as error:
+        raise DamagedError(f"{folder} cannot be read as a map: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("format"), int):
+        raise DamagedError(f"{config_file}: expected an object with a format number, found {str(config)[:60]!r}")
+    if config["format"] > FORMAT:
+        raise InputError(f"{folder} was written in map format {config['format']}; this version reads up to {FORMAT}")
+    family = str(config.get("family"))
+    settings = {key: config[key] for key in ("width", "rank") if key in config}
+    try:
+        step = make_map(family, **settings)
+    except TypeError:
+        raise DamagedError(f"{config_file}: settings {settings} do not fit a {family} map") from None
+    for name, parameter in step.named_parameters():
+        found = tuple(tensors[name].shape) if name in tensors else "nothing"
+        if found != tuple(parameter.shape):
+            raise DamagedError(f"{weights_file}: expected {name} of shape {tuple(parameter.shape)}, found {found}")
+    if extra := set(tensors) - {name for name, _ in step.named_parameters()}:
+        raise DamagedError(f"{weights_file}: expected no tensor {sorted(extra)[0]!r}")
+    step = step.to(tensors["b"].dtype)
+    step.load_state_dict(tensors)
+    _finite(step, str(weights_file), DamagedError)
+    return step
+
+
+def _finite(step: AffineMap, what: str, error: type[Exception] = InputError) -> None:
+    for name, parameter in step.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise error(f"{what} holds NaN or infinity in {name}")
