@@ -24,7 +24,9 @@ projection; attn_out and mlp_out are what the sublayers add to the residual stre
 PER_HEAD = frozenset({"q", "k", "v", "pattern", "z"})
 
 _FORM = "[loop[t].]layer[n][.head[i,j]][.row[i,j]].component"
+_SITE_EXAMPLE = "layer[2].head[0].row[-1].pattern"
 _PART = re.compile(r"(loop|layer|head|row)\[([^\]]*)\]")
+_NUMBER = re.compile(r"\s*-?[0-9]{1,18}\s*")
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,12 @@ class Site:
             )
         if self.heads is not None and self.component not in PER_HEAD:
             raise InputError(f"{self.component} has no heads (nearest: {replace(self, heads=None)})")
-        for name, chosen in (("head", self.heads), ("row", self.rows)):
-            if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
-                raise InputError(f"{name}{list(chosen)} must name at least one {name}, each once")
+        if self.heads is not None and not _distinct(self.heads):
+            near = replace(self, heads=tuple(dict.fromkeys(self.heads)) or None)
+            raise InputError(f"head{list(self.heads)} must name at least one head, each once (nearest: {near})")
+        if self.rows is not None and not _distinct(self.rows):
+            near = replace(self, rows=tuple(dict.fromkeys(self.rows)) or None)
+            raise InputError(f"row{list(self.rows)} must name at least one row, each once (nearest: {near})")
 
     def __str__(self) -> str:
         heads = "" if self.heads is None else f".head[{','.join(map(str, self.heads))}]"
@@ -56,7 +61,7 @@ class Site:
     @classmethod
     def parse(cls, text: str) -> Site:
         """Read `layer[2].head[0,1].row[-1].pattern`; raises InputError on anything else."""
-        loop, site = _parse(text)
+        loop, site = _parse(text, _SITE_EXAMPLE)
         if loop is not None:
             raise InputError(f"address {text!r} names a loop, but the call it stands in is the loop (nearest: {site})")
         return site
@@ -66,27 +71,25 @@ class Site:
 
         Raises InputError naming what was asked, what exists and the nearest valid site.
         """
-        all_heads = range(heads) if self.component in PER_HEAD else range(0)
-        chosen_heads = tuple(all_heads) if self.heads is None else self.heads
-        chosen_rows = tuple(range(rows)) if self.rows is None else self.rows
-        if (
-            1 <= self.layer <= layers
-            and all(h in all_heads for h in chosen_heads)
-            and all(-rows <= r < rows for r in chosen_rows)
-        ):
-            positive = tuple(r % rows for r in chosen_rows)
-            if len(set(positive)) < len(positive):
-                raise InputError(f"{self} names a row twice: with {rows} rows, {list(chosen_rows)} is {list(positive)}")
-            return Site(self.layer, self.component, chosen_heads if self.component in PER_HEAD else None, positive)
+        positions: dict[int, int] = {}  # row counted from 0 -> as it was written
+        for row in range(rows) if self.rows is None else self.rows:
+            row = _clamp(row, -rows, rows - 1)
+            positions.setdefault(row % rows, row)
         near = Site(
             _clamp(self.layer, 1, layers),
             self.component,
-            None if self.heads is None else tuple(dict.fromkeys(_clamp(h, 0, heads - 1) for h in self.heads)),
-            None if self.rows is None else tuple(dict.fromkeys(_clamp(r, -rows, rows - 1) for r in self.rows)),
+            None if self.heads is None else tuple(dict.fromkeys(_clamp(head, 0, heads - 1) for head in self.heads)),
+            None if self.rows is None else tuple(positions.values()),
         )
-        raise InputError(
-            f"{self} does not exist: layers 1..{layers}, heads 0..{heads - 1}, rows 0..{rows - 1} (nearest: {near})"
-        )
+        if near != self:
+            inside = all(-rows <= row < rows for row in self.rows or ())
+            exists = inside and (near.layer, near.heads) == (self.layer, self.heads)
+            raise InputError(
+                f"{self} {'names a row twice' if exists else 'does not exist'}: "
+                f"layers 1..{layers}, heads 0..{heads - 1}, rows 0..{rows - 1} (nearest: {near})"
+            )
+        every_head = tuple(range(heads)) if self.component in PER_HEAD else None
+        return Site(self.layer, self.component, self.heads or every_head, tuple(positions))
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ class Address:
 
     def __post_init__(self) -> None:
         if self.loop < 1:
-            raise InputError(f"loop {self.loop} does not exist: loops are counted from 1 (nearest: loop[1].{self.site})")
+            raise InputError(
+                f"loop {self.loop} does not exist: loops are counted from 1 (nearest: loop[1].{self.site})"
+            )
 
     def __str__(self) -> str:
         return f"loop[{self.loop}].{self.site}"
@@ -106,7 +111,7 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Address:
         """Read `loop[7].layer[2].head[2].row[-1].pattern`; raises InputError on anything else."""
-        loop, site = _parse(text)
+        loop, site = _parse(text, f"loop[7].{_SITE_EXAMPLE}")
         if loop is None:
             raise InputError(f"address {text!r} names no loop (nearest: loop[1].{site})")
         return Address(loop, site)
@@ -120,7 +125,7 @@ def grid(
     heads: Iterable[int] | None = None,
     rows: tuple[int, ...] | None = None,
 ) -> tuple[Address, ...]:
-    """Addresses of every loop x layer x head, one head each, all with the same rows; `heads=None`: all heads together."""
+    """Addresses of every loop x layer x head, one head each, all of the same rows; `heads=None`: all heads at once."""
     singles: list[tuple[int, ...] | None] = [None] if heads is None else [(h,) for h in heads]
     return tuple(
         Address(loop, Site(layer, component, head, rows))
@@ -132,29 +137,31 @@ def _clamp(value: int, low: int, high: int) -> int:
     return max(low, min(high, value))
 
 
-def _parse(text: str) -> tuple[int | None, Site]:
+def _distinct(chosen: tuple[int, ...]) -> bool:
+    return 0 < len(chosen) == len(set(chosen))
+
+
+def _parse(text: str, example: str) -> tuple[int | None, Site]:
+    form = f"the form is {_FORM}, such as {example}"
     *parts, component = text.strip().rsplit(".", 1)
     found: dict[str, tuple[int, ...] | None] = {}
     for part in parts[0].split(".") if parts else []:
         match = _PART.fullmatch(part)
         order = ("loop", "layer", "head", "row")
         if match is None or (found and order.index(match[1]) <= max(order.index(name) for name in found)):
-            raise InputError(f"cannot read {part!r} in address {text!r}; the form is {_FORM}")
-        found[match[1]] = _integers(match[2], part, text)
+            raise InputError(f"cannot read {part!r} in address {text!r}; {form}")
+        items = match[2].split(",")
+        if match[2].strip() == "*":
+            found[match[1]] = None
+        elif all(_NUMBER.fullmatch(item) for item in items):
+            found[match[1]] = tuple(int(item) for item in items)
+        else:
+            raise InputError(f"cannot read {part!r} in address {text!r}; inside [] stand whole numbers or *; {form}")
     layer = found.get("layer")
     if layer is None or len(layer) != 1:
-        raise InputError(f"address {text!r} must name one layer; the form is {_FORM}")
+        raise InputError(f"address {text!r} must name one layer; {form}")
     loop = found.get("loop", ())
     if loop is None or len(loop) > 1:
-        raise InputError(f"address {text!r} must name one loop; the form is {_FORM}")
+        raise InputError(f"address {text!r} must name one loop; {form}")
     site = Site(layer[0], component, found.get("head"), found.get("row"))
     return (loop[0] if loop else None), site
-
-
-def _integers(inner: str, part: str, text: str) -> tuple[int, ...] | None:
-    if inner.strip() == "*":
-        return None
-    try:
-        return tuple(int(item) for item in inner.split(","))
-    except ValueError:
-        raise InputError(f"cannot read {part!r} in address {text!r}; inside [] stand whole numbers or *") from None

@@ -18,8 +18,11 @@ from loopscope.rows import Fan, Slab
 
 @dataclass(frozen=True)
 class Segment:
-    """Some rows of every input of a crowd.  `members` are the groups (leading rows) or inputs (trailing rows) it holds an
-    entry for; `looks[name]` says which entry each example of the input called `name` uses."""
+    """Some rows of every input of a crowd.
+
+    `members` are the groups (leading rows) or inputs (trailing rows) it holds an entry for; `looks[name]` says which
+    entry each example of the input called `name` uses.
+    """
 
     rows: tuple[int, ...]
     members: Int[Tensor, " entries"]
@@ -28,8 +31,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Distinct inputs, as indices into `Inputs.distinct`, cut into segments.  `fan` leads from the last segment's
-    entries to the first's."""
+    """Distinct inputs, as indices into `Inputs.distinct`, cut into segments.
+
+    `fan` leads from the last segment's entries to the first's.
+    """
 
     members: Int[Tensor, " inputs"]
     segments: tuple[Segment, ...]
@@ -108,7 +113,7 @@ class Inputs:
 
 
 def shared_rows(tokens: Int[Tensor, "inputs T"]) -> int:
-    """How many leading rows to hold once per group so that the fewest rows are held; `tokens` are sorted and distinct."""
+    """How many leading rows to hold once per group, so that the fewest rows are held.  `tokens`: sorted, distinct."""
     count, length = tokens.shape
     if count < 2:
         return 0

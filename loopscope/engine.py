@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from loopscope.address import COMPONENTS, PER_HEAD
 from loopscope.crowd import Crowd, Inputs
-from loopscope.plan import Lane, LayerNeed, Node, Placed, Plan, ordered
+from loopscope.plan import MAIN, Lane, LayerNeed, Node, Placed, Plan, ordered
 from loopscope.program import Map
 from loopscope.protocol import LoopedLayer, LoopedModel, TokenMap
 from loopscope.rows import Fan, Part, Slab, columns, mix, patterns
@@ -134,16 +135,18 @@ class Engine:
 
     def logits(self, node: Node, lane: Lane | None, rows: tuple[int, ...]) -> Tensor:
         """Readout of a run on its examples: [examples, rows, classes]."""
-        return self._assemble(node, lane, rows, self.readings)
+        return self._assemble(node, lane, rows, self.readings, MAIN)
 
-    def component(self, node: Node, lane: Lane | None, name: str, layer: int, component: str, rows: tuple[int, ...]) -> Tensor:
+    def component(
+        self, node: Node, lane: Lane | None, name: str, layer: int, component: str, rows: tuple[int, ...]
+    ) -> Tensor:
         """A noted component of a run on the input called `name`: [examples, (H,) rows, ...]."""
         runs: list[Node | Lane] = [node] if lane is None else [node, lane]
         notes = {run: self.notes[run, layer, component] for run in runs if (run, layer, component) in self.notes}
         return self._assemble(node, lane, rows, notes, name)
 
     def _assemble(
-        self, node: Node, lane: Lane | None, rows: tuple[int, ...], held: Mapping[Node | Lane, list[Slab]], name: str = "main"
+        self, node: Node, lane: Lane | None, rows: tuple[int, ...], held: Mapping[Node | Lane, list[Slab]], name: str
     ) -> Tensor:
         """Rows of a lane where it has its own, of its base elsewhere."""
         own = held[lane][0].among(rows) if lane is not None and lane in held else Slab((), torch.empty(0))
@@ -208,7 +211,7 @@ class Engine:
     def _lanes(self, node: Node, lanes: list[Lane]) -> None:
         if isinstance(node.step, Map):
             step = self.maps[node.step.name]
-            for rows, group in _grouped([lane for lane in lanes if lane.need], lambda lane: ordered(lane.need)):
+            for rows, group in _grouped([lane for lane in lanes if lane.need], lambda lane: ordered(lane.need)).items():
                 before = self._collect([lane.parent for lane in group if lane.parent], rows)
                 self._hold(group, rows, step(before))
         else:
@@ -225,11 +228,11 @@ class Engine:
                 self.blocks[lane] = self.blocks[lane.parent]
         for number, layer in enumerate(self.model.layers, start=1):
             active = [lane for lane in lanes if lane.layers[number - 1].entering]
-            for _, alike in _grouped(active, lambda lane: _signature(lane, number)):
+            for alike in _grouped(active, partial(_signature, number=number)).values():
                 for start in range(0, len(alike), self.stack):
                     self._lane_layer(node, number, layer, alike[start : start + self.stack])
         held = [lane for lane in lanes if lane.need]
-        for _, group in _grouped(held, lambda lane: id(self.blocks[lane][0])):
+        for group in _grouped(held, lambda lane: id(self.blocks[lane][0])).values():
             block = self.blocks[group[0]][0]
             self._hold(list(block.lanes), block.slab.rows, self.model.close(block.slab.data))
 
@@ -242,7 +245,7 @@ class Engine:
         x = self._entering(node, number, lanes, rows)
         context = [] if not need.mixed else self._context(node, number, crowd, pattern, count)
         explicit = any(
-            "pattern" in lane.layers[number - 1].noted or any(p.site.component == "pattern" for p in lane.patches[number - 1])
+            "pattern" in lane.layers[number - 1].noted or Plan.patched(lane.patches[number - 1], "pattern")
             for lane in lanes
         )
         self._count(len(x), rows, need)
@@ -251,9 +254,9 @@ class Engine:
             self._hold(lanes, out.rows, out.data.unflatten(0, (self.examples, count)))
 
     def _entering(self, node: Node, number: int, lanes: list[Lane], rows: tuple[int, ...]) -> Tensor:
-        """The layer's input for these lanes, [examples * lanes, rows, d]: own rows where they differ, the base's elsewhere.
+        """The layer's input, [examples * lanes, rows, d]: own rows where lanes differ, the base's elsewhere.
 
-        Rows about to be replaced by a resid patch are left as they come.
+        Rows about to be replaced by a resid patch are left at zero.
         """
         pattern = lanes[0]
         patched = Plan.patched(pattern.patches[number - 1], "resid")
@@ -365,12 +368,12 @@ class Engine:
         self.rows += entries * sum(r in need.keyed or r in need.mixed for r in rows)
 
 
-def _grouped(lanes: list[Lane], key: Callable[[Lane], K]) -> list[tuple[K, list[Lane]]]:
+def _grouped(lanes: list[Lane], key: Callable[[Lane], K]) -> dict[K, list[Lane]]:
     """Lanes with equal keys together, in order of first appearance."""
     groups: dict[K, list[Lane]] = {}
     for lane in lanes:
         groups.setdefault(key(lane), []).append(lane)
-    return list(groups.items())
+    return groups
 
 
 def _signature(lane: Lane, number: int) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ class DamagedError(LoopscopeError):
 
 
 def nearest(asked: str, choices: Iterable[str]) -> str:
-    """The choice most like `asked`, as the tail of an error line: " (nearest: ...)", or "" when there are no choices."""
+    """The choice most like `asked`, as the tail of an error line: " (nearest: ...)", or "" without choices."""
     known = list(choices)
     if not known:
         return ""

@@ -25,15 +25,18 @@ from loopscope.program import Call, Given, Map, Program, Run, Source, as_program
 from loopscope.protocol import LoopedModel, TokenMap
 
 CPU_BUDGET = 256 * 2**20
-"""Bytes of activations held at a time on a CPU.  Small on purpose: large blocks cost more in page faults than they save."""
+"""Bytes of activations held at a time on a CPU.  Small: large blocks cost more in page faults than they save."""
 
 ProgramLike = Program | Call | Map | str
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run cost.  `rows` counts (example, row, layer) triples for which anything was computed; `plain_rows` is that
-    count for one plain run of the longest program; `calls` counts distinct calls of F, base or patched."""
+    """What a run cost.
+
+    `rows` counts (example, row, layer) triples for which anything was computed; `plain_rows` is that count for one
+    plain run of the longest program; `calls` counts distinct calls of F, base or patched.
+    """
 
     calls: int
     rows: int
@@ -125,12 +128,14 @@ def run(
 ) -> Result:
     """Run programs on a batch and read them out.
 
-    `tokens` feed programs that start from tokens, `state` those that start from a given h_t.  `others` are aligned inputs
-    (tokens or states, same shape) that patches may name with `@`; `maps` and `given` are the named maps J and tensors.
-    `read` is "last" (the end of each program), "calls" (after every call), "all" (also the start, and around each J), or
-    names of points such as "h6" or "h6 J:one"; `rows` are the rows read.  `keep` are addresses whose activations are
-    returned for every program that has that loop.  `chunk` (examples at a time) and `stack` (patched runs at a time)
-    are chosen from memory unless given.
+    - `tokens` feed programs that start from tokens, `state` those that start from a given h_t.
+    - `others` are aligned inputs (tokens or states of the same shape) that patches may name with `@`; `maps` and
+      `given` are the maps J and tensors by name.
+    - `read` is "last" (the end of each program), "calls" (after every call), "all" (also the start, and around each J),
+      or names of points such as "h6" or "h6 J:one"; `rows` are the rows read.
+    - `keep` are addresses whose activations are returned, [examples, (heads,) rows, ...], for every program that has
+      that loop.
+    - `chunk` (examples at a time) and `stack` (patched runs at a time) are chosen from memory unless given.
 
     Raises InputError before anything is computed when a name, place or shape does not fit.
     """
@@ -214,10 +219,31 @@ def sweep(
     origin = _as_source(source)
     cells = [base.patch(place, origin) for place in places]
     result = run(
-        model, tokens, [base, *cells], maps=maps, others=others, given=given, state=state, rows=rows, chunk=chunk, stack=stack
-    )  # fmt: skip
+        model,
+        tokens,
+        [base, *cells],
+        maps=maps,
+        others=others,
+        given=given,
+        state=state,
+        rows=rows,
+        chunk=chunk,
+        stack=stack,
+    )
     logits = torch.stack([result[cell].logits for cell in cells])
     return Sweep(base, origin, places, logits, result[base].logits, result.work)
+
+
+def check_programs(
+    programs: Iterable[ProgramLike], sizes: Sizes, *, read: str = "last", rows: Sequence[int] = (-1,)
+) -> Plan:
+    """The plan for programs on a model of this size, all maps, inputs and tensors taken as given; nothing is run.
+
+    Raises InputError as `run` would.
+    """
+    asked = list(dict.fromkeys(map(as_program, programs)))
+    reads = {program: _points(program, read) for program in asked}
+    return Plan(asked, sizes, reads, _rows(rows, sizes.rows), {program: [] for program in asked})
 
 
 def _as_source(source: Source | ProgramLike) -> Source:
@@ -249,7 +275,8 @@ def _inputs(
         wanted = "[examples, rows, d]" if is_state else "[examples, rows]"
         if tensor.is_floating_point() != is_state or tensor.dim() != 2 + is_state or not tensor.numel():
             kind = "state" if is_state else "token"
-            raise InputError(f"{kind} input {name!r} must be a {wanted} tensor, not {tensor.dtype} {tuple(tensor.shape)}")
+            found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            raise InputError(f"{kind} input {name!r} must be a {wanted} tensor, not {found}")
         if tuple(tensor.shape[:2]) != shape:
             raise InputError(
                 f"input {name!r} is not aligned: it has shape {tuple(tensor.shape[:2])}, the programs run on {shape}"
@@ -312,8 +339,9 @@ def _check_names(
     def visit(program: Program, name: str) -> None:
         there = named[program.start is not None]
         if MAIN not in there:
-            start = "tokens, but none were" if program.start is None else f"a given state h{program.start}, but no state was"
-            raise InputError(f"'{program}' starts from {start} given")
+            given_state = f"a given state h{program.start}, but no state was given"
+            start = "tokens, but none were given" if program.start is None else given_state
+            raise InputError(f"'{program}' starts from {start}")
         known("aligned input of tokens" if program.start is None else "aligned state", name, there)
         for step in program.steps:
             if isinstance(step, Map):
@@ -337,7 +365,8 @@ def _check_numbers(programs: list[Program], addresses: list[Address], chunk: int
     for address in addresses:
         if not any(_with_loop(program, [address]) for program in programs):
             longest = max(program.loop_of(len(program.steps)) for program in programs)
-            raise InputError(f"no program has loop {address.loop} to keep {address} (nearest: loop[{longest}].{address.site})")
+            near = f"nearest: loop[{longest}].{address.site}"
+            raise InputError(f"no program has loop {address.loop} to keep {address} ({near})")
 
 
 def _finite(name: str, step: TokenMap) -> None:
@@ -359,14 +388,15 @@ def _check_given(plan: Plan, given: Mapping[str, Tensor], examples: int, model: 
                 fits = torch.broadcast_shapes(tensor.shape, wanted) == wanted
             except RuntimeError:
                 fits = False
+            name = patch.origin.given
             if not fits or tensor.shape[-1:] != wanted[-1:]:
                 raise InputError(
-                    f"tensor ${patch.origin.given} of shape {tuple(tensor.shape)} does not fit {site}, which is {wanted}"
+                    f"tensor ${name} of shape {list(tensor.shape)} does not fit {site}, which is {list(wanted)}"
                 )
             if site.component == "pattern":
                 later = torch.arange(wanted[-1]) > torch.tensor(site.rows)[:, None]
                 if tensor.expand(wanted)[..., later.to(tensor.device)].any():
-                    raise InputError(f"tensor ${patch.origin.given} for {site} looks at later rows; attention is causal")
+                    raise InputError(f"tensor ${name} for {site} looks at later rows; attention is causal")
 
 
 def _fit(plan: Plan, model: LoopedModel, device: torch.device, examples: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from loopscope.errors import DamagedError, InputError, nearest
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-FORMAT = 1
+PEFT_TYPE, FORMAT = "LOOPSCOPE_AFFINE", 1
 
 
 class AffineMap(nn.Module, ABC):
@@ -72,26 +72,20 @@ class AffineMap(nn.Module, ABC):
 
 
 class _LowRank(AffineMap):
-    """What the low-rank families share: A [d, r], B [r, d] with B = 0 at the start."""
+    """What the low-rank families share: A [d, r], which each family draws in its own way, and B [r, d] = 0."""
 
-    def __init__(self, width: int, rank: int, init: str | float, seed: int | None) -> None:
+    def __init__(self, width: int, rank: int) -> None:
         super().__init__(width)
         if not 1 <= rank <= width:
-            raise InputError(f"rank {rank} does not fit width {width}: 1..{width} (nearest: {max(1, min(width, rank))})")
+            raise InputError(
+                f"rank {rank} does not fit width {width}: 1..{width} (nearest: {max(1, min(width, rank))})"
+            )
         self.rank = rank
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        A = torch.empty(width, rank)
-        if init == "kaiming":
-            # torch's default for a Linear(d -> r), drawn in that layer's [r, d] layout.
-            A = nn.init.kaiming_uniform_(torch.empty(rank, width), a=math.sqrt(5), generator=generator).T.contiguous()
-        elif isinstance(init, float):
-            nn.init.normal_(A, std=init, generator=generator)
-        else:
-            raise InputError(f"unknown start {init!r} for A: a standard deviation, or 'kaiming'")
-        self.A = nn.Parameter(A)
+        self.A = nn.Parameter(torch.empty(width, rank))
         self.B = nn.Parameter(torch.zeros(rank, width))
 
     def settings(self) -> dict[str, Any]:
+        """Constructor arguments, JSON-able."""
         return {"width": self.width, "rank": self.rank}
 
 
@@ -105,30 +99,39 @@ class DiagonalLowRank(_LowRank):
     family = "diagonal-low-rank"
 
     def __init__(self, width: int, rank: int, *, std: float | None = None, seed: int | None = None) -> None:
-        super().__init__(width, rank, width**-0.5 if std is None else float(std), seed)
+        super().__init__(width, rank)
         self.D = nn.Parameter(torch.ones(width))
+        nn.init.normal_(self.A, std=width**-0.5 if std is None else std, generator=_generator(seed))
 
     def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """J(h), row by row."""
         return h * self.D + (h @ self.A) @ self.B + self.b
 
     def linear(self) -> Float[Tensor, "d d"]:
+        """diag(D) + A B."""
         return torch.diag(self.D) + self.A @ self.B
 
 
 class ResidualLowRank(_LowRank):
-    """J(h) = h + (h A) B + b; B = 0, b = 0 at the start, A as torch starts a linear layer (Kaiming uniform, a = sqrt 5)."""
+    """J(h) = h + (h A) B + b; B = 0, b = 0 at the start.
+
+    A starts as torch starts a Linear(d -> r), Kaiming uniform with a = sqrt 5, drawn in that layer's [r, d] layout.
+    """
 
     family = "residual-low-rank"
 
     def __init__(self, width: int, rank: int, *, seed: int | None = None) -> None:
-        super().__init__(width, rank, "kaiming", seed)
+        super().__init__(width, rank)
+        drawn = nn.init.kaiming_uniform_(torch.empty(rank, width), a=math.sqrt(5), generator=_generator(seed))
+        with torch.no_grad():
+            self.A.copy_(drawn.T)
 
     def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """J(h), row by row."""
         return h + (h @ self.A) @ self.B + self.b
 
     def linear(self) -> Float[Tensor, "d d"]:
+        """1 + A B."""
         return torch.eye(self.width).to(self.A) + self.A @ self.B
 
 
@@ -146,16 +149,18 @@ class Dense(AffineMap):
         return h @ self.W + self.b
 
     def linear(self) -> Float[Tensor, "d d"]:
+        """W itself, not a copy."""
         return self.W
 
     def settings(self) -> dict[str, Any]:
+        """Constructor arguments, JSON-able."""
         return {"width": self.width}
 
 
 FAMILIES: dict[str, type[AffineMap]] = {cls.family: cls for cls in (DiagonalLowRank, ResidualLowRank, Dense)}
 
 
-def make_map(family: Literal["diagonal-low-rank", "residual-low-rank", "dense"] | str, **settings: Any) -> AffineMap:
+def make_map(family: str, **settings: Any) -> AffineMap:
     """A fresh map of a family by name; InputError names the families when there is no such one."""
     if family not in FAMILIES:
         raise InputError(f"unknown map family {family!r}; there are {', '.join(FAMILIES)}{nearest(family, FAMILIES)}")
@@ -170,7 +175,7 @@ def save_map(step: AffineMap, folder: str | Path) -> None:
         raise InputError(f"{folder} exists already; a saved map is never overwritten")
     if not folder.parent.is_dir():
         raise InputError(f"cannot write {folder}: there is no folder {folder.parent}")
-    config = {"peft_type": "LOOPSCOPE_AFFINE", "format": FORMAT, "family": step.family, **step.settings()}
+    config = {"peft_type": PEFT_TYPE, "format": FORMAT, "family": step.family, **step.settings()}
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         tensors = {name: p.detach().cpu().contiguous() for name, p in step.named_parameters()}
@@ -189,39 +194,69 @@ def save_map(step: AffineMap, folder: str | Path) -> None:
 def load_map(folder: str | Path) -> AffineMap:
     """Read a map written by `save_map`.
 
-    Raises InputError when the folder is no map or was written in a newer format, DamagedError when a file is cut off,
-    lacks or adds a tensor, disagrees in shape, or holds NaN.
+    Raises InputError when the folder is no map or was written in a newer format, DamagedError when a file cannot be
+    read, settings do not fit together, or a tensor is missing, unknown, misshapen, of another type or not finite.
     """
     folder = Path(folder)
     config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     for needed in (config_file, weights_file):
         if not needed.is_file():
             raise InputError(f"{folder} is no saved map: it has no {needed.name}")
+    step = _empty_map(config_file)
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
         tensors = load_file(weights_file)
-    except (ValueError, SafetensorError) as error:
-        raise DamagedError(f"{folder} cannot be read as a map: {' '.join(str(error).split())}") from None
-    if not isinstance(config, dict) or not isinstance(config.get("format"), int):
-        raise DamagedError(f"{config_file}: expected an object with a format number, found {str(config)[:60]!r}")
-    if config["format"] > FORMAT:
-        raise InputError(f"{folder} was written in map format {config['format']}; this version reads up to {FORMAT}")
-    family = str(config.get("family"))
-    settings = {key: config[key] for key in ("width", "rank") if key in config}
-    try:
-        step = make_map(family, **settings)
-    except TypeError:
-        raise DamagedError(f"{config_file}: settings {settings} do not fit a {family} map") from None
+    except SafetensorError as error:
+        raise DamagedError(f"{weights_file}: expected safetensors, found {_one_line(error)}") from None
     for name, parameter in step.named_parameters():
         found = tuple(tensors[name].shape) if name in tensors else "nothing"
         if found != tuple(parameter.shape):
             raise DamagedError(f"{weights_file}: expected {name} of shape {tuple(parameter.shape)}, found {found}")
     if extra := set(tensors) - {name for name, _ in step.named_parameters()}:
-        raise DamagedError(f"{weights_file}: expected no tensor {sorted(extra)[0]!r}")
-    step = step.to(tensors["b"].dtype)
+        raise DamagedError(f"{weights_file}: expected no tensor {min(extra)!r}")
+    types = {tensor.dtype for tensor in tensors.values()}
+    if len(types) > 1 or not tensors["b"].is_floating_point():
+        raise DamagedError(
+            f"{weights_file}: expected one floating point type, found {', '.join(sorted(map(str, types)))}"
+        )
+    step = step.to_empty(device="cpu").to(tensors["b"].dtype)
     step.load_state_dict(tensors)
     _finite(step, str(weights_file), DamagedError)
     return step
+
+
+def _empty_map(config_file: Path) -> AffineMap:
+    """The map that a config describes, without memory for its parameters."""
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{config_file}: expected JSON, found {_one_line(error)}") from None
+    if not isinstance(config, dict):
+        raise DamagedError(f"{config_file}: expected an object, found {str(config)[:60]!r}")
+    if config.get("peft_type") != PEFT_TYPE:
+        raise InputError(
+            f"{config_file.parent} is no saved map: its peft_type is {config.get('peft_type')!r}, not {PEFT_TYPE}"
+        )
+    written = config.get("format")
+    if type(written) is not int or written < 1:
+        raise DamagedError(f"{config_file}: expected a format number, found {written!r}")
+    if written > FORMAT:
+        raise InputError(f"{config_file.parent} was written in map format {written}; this version reads up to {FORMAT}")
+    settings = {key: config[key] for key in ("width", "rank") if key in config}
+    try:
+        with torch.device("meta"):  # draws no random numbers, and a wrong width takes no memory
+            return make_map(str(config.get("family")), **settings)
+    except InputError as error:
+        raise DamagedError(f"{config_file}: {error}") from None
+    except (TypeError, RuntimeError):
+        raise DamagedError(f"{config_file}: settings {settings} do not make a {config['family']} map") from None
+
+
+def _generator(seed: int | None) -> torch.Generator | None:
+    return None if seed is None else torch.Generator().manual_seed(seed)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _finite(step: AffineMap, what: str, error: type[Exception] = InputError) -> None:

@@ -16,9 +16,9 @@ alpha is an attention pattern [B, H, T, T], V the values, z a head's output befo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as nnf
@@ -32,8 +32,8 @@ from loopscope.errors import InputError, nearest
 class ModelConfig:
     """Everything that distinguishes one looped transformer from another.
 
-    `readout` is "untied" (norm, then a matrix of its own), "tied" (norm, then rows of the embedding) or "linear" (affine,
-    no norm).  The answer classes are rows `first_class .. first_class + classes` of that matrix.
+    `readout` is "untied" (norm, then a matrix of its own), "tied" (norm, then the embedding) or "linear" (affine, no
+    norm).  The answer classes are rows `first_class` to `first_class + classes - 1` of that matrix.
     """
 
     vocabulary: int
@@ -56,20 +56,40 @@ class ModelConfig:
         for name in ("vocabulary", "classes", "loops", "layers", "width", "heads", "mlp"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("positions", "first_class"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.width % self.heads:
-            divisors = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            divisors = [h for h in range(1, 2 * self.heads) if self.width % h == 0]
             near = min(divisors, key=lambda h: abs(h - self.heads))
             raise InputError(f"{self.heads} heads do not divide width {self.width} (nearest: {near} heads)")
         if self.first_class + self.classes > self.vocabulary:
-            raise InputError(f"{self.classes} classes from row {self.first_class} exceed vocabulary {self.vocabulary}")
+            last = self.first_class + self.classes - 1
+            raise InputError(
+                f"classes {self.first_class}..{last} exceed the vocabulary, which is 0..{self.vocabulary - 1}"
+            )
+        if self.readout == "tied" and self.read_in != "embedding":
+            raise InputError(
+                f"a tied readout needs an embedding, not a {self.read_in} read-in (nearest: linear readout)"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """Read a config from parsed JSON; an unknown key is an error, never ignored."""
-        known = [f.name for f in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise InputError(f"unknown model setting {key!r}{nearest(key, known)}")
+        """Read a config from JSON.  Raises InputError on an unknown or missing key, or a value of the wrong type."""
+        kinds = get_type_hints(cls)
+        for key, value in values.items():
+            if key not in kinds:
+                raise InputError(f"unknown model setting {key!r}{nearest(key, kinds)}")
+            if get_origin(kinds[key]) is Literal:
+                choices = get_args(kinds[key])
+                if value not in choices:
+                    there = ", ".join(choices)
+                    raise InputError(f"{key} cannot be {value!r}; there are {there}{nearest(str(value), choices)}")
+            elif type(value) is not kinds[key]:  # not isinstance: JSON's true is no number
+                raise InputError(f"{key} must be of type {kinds[key].__name__}, not {value!r}")
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in values:
+                raise InputError(f"model setting {field.name!r} is missing")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +142,10 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         d, bias = config.width, config.attention_bias
-        self.heads, self.gelu = config.heads, "none" if config.gelu == "erf" else "tanh"  # torch calls the exact form "none"
+        self.heads, self.gelu = (
+            config.heads,
+            "none" if config.gelu == "erf" else "tanh",
+        )  # torch calls the exact form "none"
         self.scale = (d // config.heads) ** -0.5
         self.norm1 = nn.LayerNorm(d)
         self.qkv = nn.Linear(d, 3 * d, bias=bias)
@@ -175,11 +198,12 @@ class LoopedTransformer(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, d) if config.read_in == "embedding" else None
         self.read_in = nn.Linear(config.vocabulary, d) if config.read_in == "one-hot" else None
         self.positions = nn.Parameter(torch.empty(config.positions, d)) if config.positions else None
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        # A ModuleList holds layers, but cannot tell a type checker so.
+        self.layers = cast("Sequence[Layer]", nn.ModuleList(Layer(config) for _ in range(config.layers)))
         # The same norm sits inside the loop (parity) or in front of the readout (graph walk, relations).
         self.norm = nn.LayerNorm(d)
-        if config.readout != "tied":
-            self.readout = nn.Linear(d, config.vocabulary, bias=config.readout == "linear")
+        untied = config.readout != "tied"
+        self.readout = nn.Linear(d, config.vocabulary, bias=config.readout == "linear") if untied else None
         _INIT[config.init](self)
 
     @property
@@ -192,8 +216,13 @@ class LoopedTransformer(nn.Module):
         """Attention heads per layer."""
         return self.config.heads
 
-    def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
-        """h_0.  Raises InputError on a token outside the vocabulary or an input longer than the position table."""
+    def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
+        """h_0 of tokens [B, T], integers.
+
+        Raises InputError on another shape or type, a token outside the vocabulary, or more tokens than positions.
+        """
+        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise InputError(f"tokens must be whole numbers [batch, tokens], not {tokens.dtype} {list(tokens.shape)}")
         low, high = (int(v) for v in torch.aminmax(tokens)) if tokens.numel() else (0, 0)
         if low < 0 or high >= self.config.vocabulary:
             asked, near = (low, 0) if low < 0 else (high, self.config.vocabulary - 1)
@@ -201,7 +230,7 @@ class LoopedTransformer(nn.Module):
         if self.positions is not None and tokens.shape[1] > len(self.positions):
             raise InputError(f"{tokens.shape[1]} tokens given, but the model has {len(self.positions)} positions")
         if self.embedding is not None:
-            h = self.embedding(tokens)
+            h = self.embedding(tokens.long())
         else:
             assert self.read_in is not None
             h = self.read_in(nnf.one_hot(tokens.long(), self.config.vocabulary).to(self.read_in.weight.dtype))
@@ -219,16 +248,21 @@ class LoopedTransformer(nn.Module):
 
     def read(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B classes"]:
         """Logits over the answer classes, row by row."""
-        first, last = self.config.first_class, self.config.first_class + self.config.classes
+        classes = slice(self.config.first_class, self.config.first_class + self.config.classes)
+        if self.readout is None:
+            assert self.embedding is not None
+            return nnf.linear(self.norm(h), self.embedding.weight[classes])
         if self.config.readout == "linear":
-            return nnf.linear(h, self.readout.weight[first:last], self.readout.bias[first:last])
-        matrix = self.embedding.weight if self.config.readout == "tied" else self.readout.weight  # type: ignore[union-attr]
-        return nnf.linear(self.norm(h), matrix[first:last])
+            return nnf.linear(h, self.readout.weight[classes], self.readout.bias[classes])
+        return nnf.linear(self.norm(h), self.readout.weight[classes])
 
-    def forward(self, tokens: Int[Tensor, "B T"], loops: int | None = None) -> Float[Tensor, "B T classes"]:
-        """Logits at every row after `loops` calls (default: the trained number)."""
+    def forward(self, tokens: Tensor, loops: int | None = None) -> Float[Tensor, "B T classes"]:
+        """Logits at every row of tokens [B, T] after `loops` calls (default: the trained number)."""
+        calls = self.config.loops if loops is None else loops
+        if calls < 0:
+            raise InputError(f"cannot run {calls} loops (nearest: 0, which reads the embedding)")
         h = self.embed(tokens)
-        for _ in range(self.config.loops if loops is None else loops):
+        for _ in range(calls):
             h = self.call(h)
         return self.read(h)
 
@@ -236,7 +270,8 @@ class LoopedTransformer(nn.Module):
 def _init_graph(model: LoopedTransformer) -> None:
     """Token, position and readout tables N(0, 0.02); every other map keeps PyTorch's default."""
     for table in (model.embedding, model.readout):
-        nn.init.normal_(table.weight, std=0.02)  # type: ignore[union-attr,arg-type]
+        if table is not None:
+            nn.init.normal_(table.weight, std=0.02)
     if model.positions is not None:
         nn.init.normal_(model.positions, std=0.02)
 
@@ -245,20 +280,24 @@ def _init_gpt2(model: LoopedTransformer) -> None:
     """Every matrix N(0, 0.02), those that write to the residual stream scaled down by sqrt(2 layers); biases zero."""
     into_stream = {id(m) for layer in model.layers for m in (layer.out, layer.down)}
     for module in model.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear | nn.Embedding):
             scale = (2 * model.config.layers) ** -0.5 if id(module) in into_stream else 1.0
             nn.init.normal_(module.weight, std=0.02 * scale)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if model.positions is not None:
+        nn.init.normal_(model.positions, std=0.02)
 
 
 def _init_torch(model: LoopedTransformer) -> None:
-    """What torch.nn.Embedding and torch.nn.MultiheadAttention do: Xavier for q, k, v together, zero attention biases."""
+    """As nn.Embedding and nn.MultiheadAttention: N(0, 1) tables, Xavier for q, k, v together, zero attention biases."""
     for layer in model.layers:
-        nn.init.xavier_uniform_(layer.qkv.weight)  # type: ignore[union-attr,arg-type]
+        nn.init.xavier_uniform_(layer.qkv.weight)
         for linear in (layer.qkv, layer.out):
-            if linear.bias is not None:  # type: ignore[union-attr]
-                nn.init.zeros_(linear.bias)  # type: ignore[union-attr,arg-type]
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+    if model.positions is not None:
+        nn.init.normal_(model.positions)
 
 
 _INIT = {"graph": _init_graph, "gpt2": _init_gpt2, "torch": _init_torch}

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from loopscope.address import Address, Site
+from loopscope.address import COMPONENTS, Address, Site
 from loopscope.program import Call, F, Given, Map, Patch, Program, Step
 
 MAIN = "main"
@@ -114,8 +114,8 @@ class Node:
 class Lane:
     """A patched run at one node, on one input.  `parent` is the same lane one step before, None before its first patch.
 
-    `differs[l]` are the rows of layer l+1's input that may differ from the base (after its resid patches), and
-    `differs[-1]` those of the state after the step.
+    Rows that may differ from the base, for each layer of the call: `entering` it, `differs` after its resid patches,
+    and `reached` by the time they leave it.  `rank` is above that of every lane that patches take values from.
     """
 
     node: Node
@@ -126,14 +126,10 @@ class Lane:
     entering: list[Rows] = field(default_factory=list)
     differs: list[Rows] = field(default_factory=list)
     reached: list[Rows] = field(default_factory=list)
+    differing: Rows = NONE  # in the state after this step
     need: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     layers: list[LayerNeed] = field(default_factory=list)
-
-    @property
-    def differing(self) -> Rows:
-        """Rows of the state after this step that may differ from the base."""
-        return self.differs[-1]
 
 
 class Plan:
@@ -187,6 +183,12 @@ class Plan:
         """Distinct calls of F, base or patched."""
         return sum(node.is_call for node in self.order) + sum(lane.node.is_call for lane in self.lanes)
 
+    @property
+    def rows(self) -> int:
+        """(row, layer) pairs computed for one example, counting nothing twice that programs share."""
+        runs: list[Node | Lane] = [*self.order, *self.lanes]
+        return sum(len(need.keyed | need.mixed) for run in runs for need in run.layers)
+
     # Building the tree -----------------------------------------------------------------------------------------------
 
     def _nodes(self) -> Iterator[Node]:
@@ -222,7 +224,7 @@ class Plan:
         lane = Lane(node, name, parent, rank=max(1, parent.rank if parent else 1))
         before = parent.differing if parent else NONE
         if isinstance(step, Map):
-            lane.differs = [before]
+            lane.differing = before
             return lane
         lane.layers = [LayerNeed() for _ in range(self.sizes.layers)]
         lane.patches = [[] for _ in range(self.sizes.layers)]
@@ -232,15 +234,15 @@ class Plan:
             if placed.origin.lane is not None:
                 lane.rank = max(lane.rank, 1 + placed.origin.lane.rank)
         for patches in lane.patches:
-            rows = {c: Plan.patched(patches, c) for c in ("resid", "q", "k", "v", "pattern", "z", "attn_out", "mlp_out")}
+            rows = {component: Plan.patched(patches, component) for component in COMPONENTS}
             lane.entering.append(before)
             differs = before | rows["resid"]
             lane.differs.append(differs)
             keyed = differs | rows["k"] | rows["v"]
             seeing = frozenset(range(min(keyed), self.sizes.rows)) if keyed else NONE
-            before = seeing | rows["q"] | rows["pattern"] | rows["z"] | rows["attn_out"] | rows["mlp_out"]
+            before = seeing.union(*(rows[component] for component in ("q", "pattern", "z", "attn_out", "mlp_out")))
             lane.reached.append(before)
-        lane.differs.append(before)
+        lane.differing = before
         return lane
 
     def _place(self, patch: Patch, node: Node, name: str) -> Placed:
@@ -254,6 +256,7 @@ class Plan:
 
     @staticmethod
     def patched(patches: list[Placed], *components: str) -> Rows:
+        """Rows in which any of these components is patched."""
         return frozenset(r for p in patches if p.site.component in components for r in p.site.rows or ())
 
     # Dropping what nobody asks for -----------------------------------------------------------------------------------

@@ -27,7 +27,10 @@ from loopscope.address import COMPONENTS, Address, Site
 from loopscope.errors import InputError, nearest
 
 MOST_CALLS = 100_000
-"""Repetitions that one word of a program may ask for; a guard against a slip of the finger, not a limit of the model."""
+"""Calls that a program may have; a guard against a slip of the finger, not a limit of the model."""
+
+MOST_NESTED = 50
+"""How deep source programs may stand inside each other in the text form."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -82,27 +85,57 @@ class Patch:
         return f"{self.site}<-{self.source}"
 
 
+def _in_order(patches: tuple[Patch, ...]) -> tuple[Patch, ...]:
+    """The one order that stands for all orders which differ only by swapping patches that do not overlap."""
+    ordered: list[Patch] = []
+    for patch in patches:
+        # Behind the last patch it overlaps; from there on, in front of the first that ranks after it.
+        at = 1 + max((i for i, other in enumerate(ordered) if _overlap(other.site, patch.site)), default=-1)
+        while at < len(ordered) and _rank(ordered[at].site) < _rank(patch.site):
+            at += 1
+        ordered.insert(at, patch)
+    return tuple(ordered)
+
+
+def _rank(site: Site) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    return site.layer, COMPONENTS.index(site.component), site.heads or (), site.rows or ()
+
+
+def _overlap(one: Site, two: Site) -> bool:
+    """Whether two sites can share an entry.  A row counted from the end may be any row counted from the start."""
+
+    def meet(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
+        return a is None or b is None or any(i == j or (i < 0) != (j < 0) for i in a for j in b)
+
+    same = (one.layer, one.component) == (two.layer, two.component)
+    return same and meet(one.heads, two.heads) and meet(one.rows, two.rows)
+
+
 @dataclass(frozen=True)
 class Call:
-    """One call of F with its patches, kept in order of computation; of two on one place the later one wins."""
+    """One call of F with its patches.
+
+    Patches are kept in one order, that of computation and then of place, so that the same patches make the same call in
+    whichever order they were given.  Where two overlap, their order is kept and the later one wins.
+    """
 
     patches: tuple[Patch, ...] = ()
 
     def __post_init__(self) -> None:
-        in_order = sorted(self.patches, key=lambda p: (p.site.layer, COMPONENTS.index(p.site.component)))
-        object.__setattr__(self, "patches", tuple(in_order))
+        object.__setattr__(self, "patches", _in_order(self.patches))
 
     def __str__(self) -> str:
         return "F" + (f"[{'; '.join(map(str, self.patches))}]" if self.patches else "")
 
-    def patch(self, site: Site | str, source: Source | Program | str) -> Call:
+    def patch(self, site: Site | str, source: Source | Program | Step | str) -> Call:
         """This call with one more patch.  A program as source means that program on the same input."""
         where = Site.parse(site) if isinstance(site, str) else site
         return Call((*self.patches, Patch(where, _source(source))))
 
     def __pow__(self, calls: int) -> Program:
-        if calls < 1:
-            raise InputError(f"F**{calls}: a program has at least one call (nearest: F)")
+        if not 1 <= calls <= MOST_CALLS:
+            near = "F" if calls < 1 else f"F{MOST_CALLS}"
+            raise InputError(f"F{calls} does not exist: F may be called 1 to {MOST_CALLS} times (nearest: {near})")
         return Program((self,) * calls)
 
     def __or__(self, other: Call | Map | Program) -> Program:
@@ -140,11 +173,17 @@ class Program:
     def __post_init__(self) -> None:
         if self.start is not None and self.start < 0:
             raise InputError(f"h{self.start} does not exist: states are counted from h0 (nearest: h0)")
-        for index, step in enumerate(self.steps):
-            for patch in step.patches if isinstance(step, Call) else ():
-                if isinstance(patch.source, Run):
-                    loop = self.loop_of(index) if patch.source.loop is None else patch.source.loop
-                    patch.source.program.index_of(loop)  # raises where the source has no such loop
+        if self.start is None and not self.steps:
+            raise InputError("a program that starts from tokens has at least one step (nearest: F)")
+        if self.calls > MOST_CALLS:
+            raise InputError(f"a program has at most {MOST_CALLS} calls, not {self.calls} (nearest: F{MOST_CALLS})")
+        loop = self.start or 0
+        for step in self.steps:
+            if isinstance(step, Call):
+                loop += 1
+                for patch in step.patches:
+                    if isinstance(patch.source, Run):  # raises where the source has no such loop
+                        patch.source.program.index_of(loop if patch.source.loop is None else patch.source.loop)
 
     def __str__(self) -> str:
         words, run = [] if self.start is None else [f"h{self.start}"], 0
@@ -170,11 +209,13 @@ class Program:
     def __or__(self, other: Step | Program) -> Program:
         if isinstance(other, Program):
             if other.start is not None:
-                raise InputError(f"'{other}' starts from a given state and cannot follow '{self}'")
+                raise InputError(
+                    f"'{other}' starts from a given state and cannot follow '{self}' (leave out h{other.start})"
+                )
             return replace(self, steps=self.steps + other.steps)
         return replace(self, steps=(*self.steps, other))
 
-    def patch(self, address: Address | str, source: Source | Program | str) -> Program:
+    def patch(self, address: Address | str, source: Source | Program | Step | str) -> Program:
         """This program with one more patch, in the call that the address's loop names."""
         where = Address.parse(address) if isinstance(address, str) else address
         index = self.index_of(where.loop)
@@ -229,9 +270,9 @@ def as_program(program: Program | Call | Map | str) -> Program:
     return program if isinstance(program, Program) else Program((program,))
 
 
-def _source(source: Source | Program | str) -> Source:
-    if isinstance(source, Program):
-        return Run(source)
+def _source(source: Source | Program | Step | str) -> Source:
+    if isinstance(source, Program | Call | Map):
+        return Run(as_program(source))
     if isinstance(source, str):
         reader = _Reader(source)
         parsed = reader.source()
@@ -243,17 +284,20 @@ def _source(source: Source | Program | str) -> Source:
 class _Reader:
     """Recursive descent over the text form."""
 
-    STEPS = "a step is F, F6, F[site<-source] or J:name"
+    STEP = "a step is F, F6, F[site<-source] or J:name, and h6 may stand first"
+    STEPS = ("F", "F6", "J:one", "F[layer[1].z<-$name]")
+    SOURCE = "a source is (program), (program)@input, (program).loop[t] or $tensor"
+    SOURCES = ("$name", "(F6).loop[6]", "(F6)@other.loop[6]")
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text, self.at, self.depth = text, 0, 0
 
-    def fail(self, expected: str, word: str | None = None) -> InputError:
-        rest = re.match(r"\S*", self.text[self.at :])
-        found = (rest[0] if rest else "") if word is None else word
-        where = f"at character {self.at + 1} of program {self.text!r}"
-        near = "" if not found else nearest(found, ["F", "F6", "J:one", "h6", "F[layer[1].z<-(F)]"])
-        return InputError(f"cannot read {found!r} {where}; {expected}{near}")
+    def fail(self, expected: str, choices: tuple[str, ...] = ()) -> InputError:
+        """What stands here and what may stand here; each of the choices is valid wherever one of its kind is."""
+        rest = self.text[self.at :].split(maxsplit=1)
+        found = f"cannot read {rest[0]!r}" if rest else "the text ends"
+        near = nearest(rest[0] if rest else "", choices)
+        return InputError(f"{found} at character {self.at + 1} of program {self.text!r}; {expected}{near}")
 
     def skip(self) -> None:
         while self.at < len(self.text) and self.text[self.at].isspace():
@@ -269,53 +313,52 @@ class _Reader:
     def end(self) -> None:
         self.skip()
         if self.at < len(self.text):
-            raise self.fail(self.STEPS)
+            raise self.fail("nothing may follow here")
 
     def program(self) -> Program:
-        match = self.take(r"h(\d+)(?![A-Za-z0-9_:\[])")
+        match = self.take(r"h([0-9]{1,18})(?=[\s)]|$)")
         start = int(match[1]) if match else None
         steps: list[Step] = []
         while (more := self.step()) is not None:
             steps.extend(more)
         if not steps and start is None:
-            raise self.fail(self.STEPS)
+            raise self.fail(self.STEP, self.STEPS)
         return Program(tuple(steps), start)
 
-    def step(self) -> list[Step] | None:
+    def step(self) -> tuple[Step, ...] | None:
         self.skip()
-        before = self.at
         if self.at == len(self.text) or self.text[self.at] == ")":
             return None
         if match := self.take(r"J:([A-Za-z0-9_-]+)(?=[\s)]|$)"):
-            return [Map(match[1])]
-        if match := self.take(r"F(\d*)(?=[\s)]|$)"):
-            count = int(match[1] or 1)
-            if not 1 <= count <= MOST_CALLS:
-                self.at = before
-                raise self.fail(f"F may be repeated 1 to {MOST_CALLS} times")
-            return [F] * count
+            return (Map(match[1]),)
+        if match := self.take(r"F([0-9]{0,18})(?=[\s)]|$)"):
+            return (F ** int(match[1] or 1)).steps
         if self.take(r"F\["):
             patches = [self.patch()]
             while self.take(";"):
                 patches.append(self.patch())
             if not self.take(r"\](?=[\s)]|$)"):
                 raise self.fail("']' or ';' must follow a patch")
-            return [Call(tuple(patches))]
-        raise self.fail(self.STEPS)
+            return (Call(tuple(patches)),)
+        raise self.fail(self.STEP, self.STEPS)
 
     def patch(self) -> Patch:
-        match = self.take(r"([^<;()]*?)\s*<-")
+        match = self.take(r"([^<;()]*)<-")
         if match is None:
-            raise self.fail("a patch is site<-source")
+            raise self.fail("a patch is site<-source", ("layer[1].z<-$name",))
         return Patch(Site.parse(match[1]), self.source())
 
     def source(self) -> Source:
         if match := self.take(r"\$([A-Za-z0-9_-]+)"):
             return Given(match[1])
         if not self.take(r"\("):
-            raise self.fail("a source is (program), (program)@input, (program).loop[t] or $tensor")
+            raise self.fail(self.SOURCE, self.SOURCES)
+        self.depth += 1
+        if self.depth > MOST_NESTED:
+            raise self.fail(f"source programs may stand at most {MOST_NESTED} deep inside each other")
         program = self.program()
+        self.depth -= 1
         if not self.take(r"\)"):
             raise self.fail("')' must close the source program")
-        where, when = self.take(r"@([A-Za-z0-9_-]+)"), self.take(r"\.loop\[(\d+)\]")
+        where, when = self.take(r"@([A-Za-z0-9_-]+)"), self.take(r"\.loop\[([0-9]{1,18})\]")
         return Run(program, where[1] if where else None, int(when[1]) if when else None)

@@ -23,7 +23,7 @@ class LoopedLayer(Protocol):
     """Factor on q k' before the softmax."""
 
     def project(self, x: Tensor, rows: Tensor, parts: str) -> tuple[Tensor, ...]:
-        """Queries, keys, values ("q", "kv" or "qkv") of x [..., R, d], whose rows stand at positions `rows`: [..., H, R, k]."""
+        """Queries, keys, values [..., H, R, k] ("q", "kv" or "qkv") of x [..., R, d], whose rows stand at `rows`."""
         ...
 
     def attn_out(self, z: Tensor) -> Tensor:

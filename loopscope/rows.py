@@ -43,7 +43,7 @@ class Slab:
 
 @dataclass(frozen=True)
 class Fan:
-    """Which entry of a shared tensor each of `count` entries uses: entry i // repeat, or index[i] where that is given."""
+    """Which entry of a shared tensor each of `count` entries uses: i // repeat, or index[i] where that is given."""
 
     count: int
     repeat: int = 1
@@ -70,14 +70,16 @@ class Fan:
         index = None if self.index is None else self.index.repeat_interleave(times)
         return Fan(self.count * times, self.repeat * times, index)
 
-    def matmul(self, a: Float[Tensor, "count H R m"], shared: Float[Tensor, "shared H m n"]) -> Float[Tensor, "count H R n"]:
-        """a @ (the shared matrix of each entry)."""
+    def matmul(
+        self, a: Float[Tensor, "count H R m"], shared: Float[Tensor, "shared H m n"]
+    ) -> Float[Tensor, "count H R n"]:
+        """a @ (the shared matrix of each entry).  Entries that share a matrix go through it as one taller product."""
         if self.index is not None or self.repeat == 1:
             return a @ self.gather(shared)
         _, heads, rows, inner = a.shape
-        folded = a.view(-1, self.repeat, heads, rows, inner).transpose(1, 2).reshape(-1, heads, self.repeat * rows, inner)
-        product = (folded @ shared).view(-1, heads, self.repeat, rows, shared.shape[-1])
-        return product.transpose(1, 2).reshape(self.count, heads, rows, shared.shape[-1])
+        tall = a.view(-1, self.repeat, heads, rows, inner).transpose(1, 2)
+        product = tall.reshape(-1, heads, self.repeat * rows, inner) @ shared
+        return product.view(-1, heads, self.repeat, rows, shared.shape[-1]).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True)

@@ -315,7 +315,7 @@ class Store:
                     folder.mkdir()
                     stack.callback(_remove_quietly, folder)
                     stack.enter_context(_locked(folder / "writer.lock"))
-            stack.callback(_remove_quietly, folder)  # earlier than the first: while the lock still says "alive"
+            stack.callback(_remove_quietly, folder)  # runs before the lock is let go: `gc` never sees a finished writer
             with _reporting("write to", folder):
                 (folder / "artefact").mkdir()
             yield folder
@@ -345,6 +345,9 @@ class Store:
         except DamagedError:
             folder.rename(scratch / "damaged")
             return None
+
+
+# Below: keys, manifests and the content of files.
 
 
 def artefact_key(kind: str, config: dict[str, Any], inputs: Inputs | None = None) -> str:
@@ -474,6 +477,9 @@ def _check_file_name(name: str, suffix: str = "") -> str:
     return name
 
 
+# Below: the file system.
+
+
 def _damaged(path: str | os.PathLike[str], expected: str, found: str) -> DamagedError:
     return DamagedError(f"{os.fspath(path)}: expected {expected}, found {found}")
 
@@ -516,8 +522,11 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _size_on_disk(folder: Path) -> int:
-    paths = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    return sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
+    size = 0
+    for path in [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]:
+        with suppress(FileNotFoundError):  # removed by another process meanwhile
+            size += os.lstat(path).st_size
+    return size
 
 
 def _write_synced(path: Path, data: bytes) -> None:

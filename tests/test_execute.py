@@ -158,7 +158,9 @@ def test_weights_and_inputs_are_untouched() -> None:
     before = [(t._version, t.clone()) for t in tensors]
     cells = [(F**2).patch(a, Run(F | J("one") | F, "other")) for a in every_address(2, 2)[::7]]
     run(model, tokens, cells, maps=MAPS, others={"other": other}, read="all")
-    assert all(t._version == version and torch.equal(t, copy) for t, (version, copy) in zip(tensors, before, strict=True))
+    for tensor, (version, copy) in zip(tensors, before, strict=True):
+        assert tensor._version == version
+        assert torch.equal(tensor, copy)
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -260,12 +262,15 @@ def test_sweep_of_48_cells_costs_two_forwards_beside_its_source(d8l6: LoopedTran
     others = {"other": graph_tokens("rings", 4)}
     tokens = graph_tokens("confirmation", 4)
     result = sweep(d8l6, tokens, F**6, places, Run(F**6, "other"), others=others)
-    source = run(d8l6, others["other"], F**6, keep=[f"loop[{t}].layer[{n}].row[-1].pattern" for t in range(1, 7) for n in (1, 2)])
+    patterns = grid("pattern", loops=range(1, 7), layers=(1, 2), rows=(-1,))
+    source = run(d8l6, others["other"], F**6, keep=patterns)
     assert len(places) == 48
     assert result.work.forwards - source.work.forwards <= 2.0
 
 
-def test_mixed_strings_cost_their_distinct_prefixes(d8l6: LoopedTransformer, wide_maps: dict[str, DiagonalLowRank]) -> None:
+def test_mixed_strings_cost_their_distinct_prefixes(
+    d8l6: LoopedTransformer, wide_maps: dict[str, DiagonalLowRank]
+) -> None:
     strings = ["".join(map(str, row)) for row in mixed_strings().tolist()]
     names = {"1": "one", "2": "two"}
     programs = [Program(tuple(s for c in string for s in (J(names[c]), F)), start=6) for string in strings]
@@ -305,7 +310,7 @@ with torch.no_grad():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"programs": ["F2", "F2 J:on F"], "maps": MAPS}, "no map named 'on' was given; there are: one, two (nearest: one)"),
+        ({"programs": ["F2", "F2 J:on F"], "maps": MAPS}, "no map named 'on' was given; there are: one, two (nearest: one"),
         ({"programs": "F J:bad F", "maps": {"bad": NAN}}, "map 'bad' holds NaN or infinity in its W"),
         ({"programs": "F F[layer[3].z<-(F2)]"}, "layers 1..2"),
         ({"programs": "F F[layer[1].head[4].z<-(F2)]"}, "nearest: layer[1].head[3].z"),
@@ -314,9 +319,9 @@ with torch.no_grad():
         ({"programs": "F[layer[1].z<-(F)@othr]", "others": OK}, "(nearest: other)"),
         ({"programs": "F[layer[1].z<-(F)@other]", "others": {"other": tiny_tokens(2)}}, "is not aligned"),
         ({"programs": "F[layer[1].z<-(F)@other]", "others": {"other": TOKENS[:, :-1]}}, "is not aligned"),
-        ({"programs": "F", "tokens": None, "state": torch.zeros(3, ROWS, 16)}, "'F' starts from tokens, but none were given"),
+        ({"programs": "F", "tokens": None, "state": torch.zeros(3, ROWS, 16)}, "starts from tokens, but none were given"),
         ({"programs": "F", "others": {"main": TOKENS}}, "taken"),
-        ({"programs": "F[layer[1].z<-$x]", "given": {"y": TOKENS}}, "no tensor named 'x' was given; there are: y (nearest: y)"),
+        ({"programs": "F[layer[1].z<-$x]", "given": {"y": TOKENS}}, "no tensor named 'x' was given; there are: y (nearest"),
         ({"programs": "F[layer[1].z<-$x]", "given": {"x": torch.zeros(3, 4, ROWS, 5)}}, "does not fit"),
         ({"programs": "F[layer[1].z<-$x]", "given": {"x": torch.zeros(9, 3, 4, ROWS, 4)}}, "does not fit"),
         ({"programs": "F[layer[1].pattern<-$x]", "given": {"x": torch.full((ROWS, ROWS), 0.1)}}, "attention is causal"),

@@ -10,19 +10,16 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.proportion import proportion_confint
 
 from loopscope.errors import InputError
+from loopscope.phase import drift_bootstrap, phase_robust, phase_unwrapped, project_bands
 from loopscope.stats import (
     Estimate,
     Tally,
     backbone_bootstrap,
     cluster_bootstrap,
-    drift_bootstrap,
     fit_line,
     mean_bootstrap,
     mean_sd,
     moving_block_bootstrap,
-    phase_robust,
-    phase_unwrapped,
-    project_bands,
     tally,
     wilson,
 )

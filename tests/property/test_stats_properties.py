@@ -5,14 +5,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from loopscope.phase import phase_robust, phase_unwrapped
 from loopscope.stats import (
     Tally,
     backbone_bootstrap,
     cluster_bootstrap,
     fit_line,
     moving_block_bootstrap,
-    phase_robust,
-    phase_unwrapped,
     tally,
     wilson,
 )

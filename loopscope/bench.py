@@ -1,0 +1,176 @@
+"""Benchmarks: the same work done the plain way and ours, in one process, with agreement checked."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from loopscope.address import Address, Site, grid
+from loopscope.execute import run
+from loopscope.experiments.mechanism import battery
+from loopscope.maps import DiagonalLowRank
+from loopscope.model import LoopedTransformer, graph_walk_config
+from loopscope.plain import PlainRun, plain_run
+from loopscope.program import F, J, Program, Run
+from loopscope.tasks.graph_walk import GraphWalk, all_starts, crossed_current, start_for
+from loopscope.tasks.populations import mixed_strings, population
+
+LOOPS, DEPTH = 6, 8
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class PatchingCase:
+    """Programs on a batch, with everything they name."""
+
+    name: str
+    about: str
+    programs: tuple[Program, ...]
+    tokens: Tensor | None = None
+    state: Tensor | None = None
+    others: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One case, both ways.  Work is in forward-equivalents: plain runs of the case's longest program."""
+
+    case: str
+    about: str
+    examples: int
+    programs: int
+    plain_s: float
+    ours_s: float
+    ratio: float
+    plain_work: float
+    ours_work: float
+    max_abs_diff: float
+    predictions_equal: bool
+
+
+def patching_cases() -> Iterator[PatchingCase]:
+    """The cases of `loopscope bench patching`, on ten-node graphs, for a model of the paper's main shape (D8L6)."""
+    walk = GraphWalk(10)
+
+    def tokens(name: str, graphs: int) -> Tensor:
+        return walk.tokens(population(name).graphs[:graphs], torch.arange(graphs) % 10)
+
+    receivers, givers = tokens("pairs-2404-receiver", 64), tokens("pairs-2404-giver", 64)
+    subsets = [c for size in range(1, 5) for c in itertools.combinations(range(4), size)]
+    steered = F**LOOPS | J("one") | F
+    yield PatchingCase(
+        "head subsets",
+        "all 15 sets of layer-2 heads at ANSWER in call 7: steered pattern into the unsteered run",
+        tuple((F ** (LOOPS + 1)).patch(Address(LOOPS + 1, Site(2, "pattern", c, (-1,))), steered) for c in subsets),
+        receivers,
+    )
+    cells = grid("pattern", loops=range(1, LOOPS + 1), layers=(1, 2), heads=range(4), rows=(-1,))
+    yield PatchingCase(
+        "48-cell sweep",
+        "every loop x layer x head: ANSWER-row pattern from a run on another graph",
+        tuple((F**LOOPS).patch(cell, Run(F**LOOPS, "giver")) for cell in cells),
+        receivers,
+        others={"giver": givers},
+    )
+    names = {1: "one", 2: "two"}
+    strings = [Program(tuple(s for c in row for s in (J(names[c]), F)), LOOPS) for row in mixed_strings().tolist()]
+    yield PatchingCase(
+        "mixed strings",
+        "the 32 fixed strings of eight steered calls, continued from a given h6",
+        tuple(strings),
+        state=torch.randn(16, walk.length, 256, generator=torch.Generator().manual_seed(0)),
+    )
+    all_ten = walk.tokens(*all_starts(population("confirmation").graphs[:16]))
+    yield PatchingCase("ten starts", "six calls on all ten starts of 16 graphs", (F**LOOPS,), all_ten)
+    receiver, giver = (population(f"pairs-2404-{side}").graphs[:64] for side in ("receiver", "giver"))
+    current = torch.arange(64) % 10
+    shifted = crossed_current(current, 10)
+    yield PatchingCase(
+        "mechanism battery",
+        "29 runs on 64 graph pairs, one start each: patterns, outputs, queries, restoration",
+        tuple(battery(LOOPS).values()),
+        walk.tokens(receiver, start_for(receiver, current, DEPTH)),
+        others={
+            "giver": walk.tokens(giver, start_for(giver, shifted, DEPTH)),
+            "shifted": walk.tokens(receiver, start_for(receiver, shifted, DEPTH)),
+        },
+    )
+
+
+def bench_patching(report: Callable[[str], None] = lambda name: None) -> list[Timing]:
+    """Time every case both ways; `report` is told the name of each case before it starts.
+
+    The plain way is one full run per program with explicit attention, sources computed once: what tools based on
+    hooks do.  Weights are random (seed 0), which time and agreement do not depend on.
+    """
+    torch.manual_seed(0)
+    model = LoopedTransformer(graph_walk_config(10, LOOPS))
+    maps = {name: DiagonalLowRank(256, 48, seed=seed) for seed, name in enumerate(("one", "two"), start=1)}
+    with torch.no_grad():
+        for step in maps.values():
+            step.B.normal_(std=0.05, generator=torch.Generator().manual_seed(7))
+    timings = []
+    for case in patching_cases():
+        report(case.name)
+        timings.append(_time(model, case, maps))
+    return timings
+
+
+def _time(model: LoopedTransformer, case: PatchingCase, maps: dict[str, DiagonalLowRank]) -> Timing:
+    main = case.tokens if case.tokens is not None else case.state
+    assert main is not None
+    inputs = {"main": main, **case.others}
+
+    def ours(size: int | None = None) -> dict[Program, Tensor]:
+        cut = {name: t[:size] for name, t in inputs.items()}
+        result = run(
+            model,
+            None if case.tokens is None else cut["main"],
+            case.programs,
+            state=None if case.state is None else cut["main"],
+            maps=maps,
+            others={name: cut[name] for name in case.others},
+        )
+        works.append(result.work.forwards)
+        return {program: trace.logits for program, trace in result.traces.items()}
+
+    def plain() -> tuple[dict[Program, Tensor], int]:
+        memo: dict[tuple[Program, str], PlainRun] = {}
+        logits, calls, sources = {}, 0, set()
+        for program in case.programs:
+            seen = plain_run(model, inputs, program, maps=maps, memo=memo)
+            logits[program] = model.read(seen.states[program.points[-1]][:, -1:]).detach()
+            calls += sum(key[0].calls for key in memo if key not in sources)
+            if program.skeleton != program:
+                del memo[program, "main"]  # keep sources only: a patched run is used once
+            sources = set(memo)
+        return logits, calls
+
+    works: list[float] = []
+    ours(2)
+    elapsed = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        got = ours()
+        elapsed.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    wanted, calls = plain()
+    plain_s, ours_s = time.perf_counter() - start, sorted(elapsed)[REPEATS // 2]
+    return Timing(
+        case=case.name,
+        about=case.about,
+        examples=len(main),
+        programs=len(case.programs),
+        plain_s=plain_s,
+        ours_s=ours_s,
+        ratio=plain_s / ours_s,
+        plain_work=calls / max(program.calls for program in case.programs),
+        ours_work=works[-1],
+        max_abs_diff=max(float((got[p] - wanted[p]).abs().max()) for p in case.programs),
+        predictions_equal=all(torch.equal(got[p].argmax(-1), wanted[p].argmax(-1)) for p in case.programs),
+    )
