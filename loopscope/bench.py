@@ -117,11 +117,12 @@ def bench_patching(report: Callable[[str], None] = lambda name: None) -> list[Ti
     timings = []
     for case in patching_cases():
         report(case.name)
-        timings.append(_time(model, case, maps))
+        timings.append(time_case(model, case, maps))
     return timings
 
 
-def _time(model: LoopedTransformer, case: PatchingCase, maps: dict[str, DiagonalLowRank]) -> Timing:
+def time_case(model: LoopedTransformer, case: PatchingCase, maps: dict[str, DiagonalLowRank]) -> Timing:
+    """One case both ways: ours as the median of a few repeats after a warm-up, the plain way once."""
     main = case.tokens if case.tokens is not None else case.state
     assert main is not None
     inputs = {"main": main, **case.others}

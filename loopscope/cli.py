@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +19,10 @@ from rich.table import Table
 
 import loopscope
 from loopscope.errors import InputError, LoopscopeError, nearest
+
+if TYPE_CHECKING:  # heavy modules are imported by the commands that need them
+    from loopscope.model import ModelConfig
+    from loopscope.store import Status, Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 store_app = typer.Typer(no_args_is_help=True, help="Artefacts on disk: list, verify, clean up.")
@@ -136,7 +140,7 @@ def plan(
     print("(before sharing between examples, and counting the runs that patches take their values from)")
 
 
-def _model_config(name: str) -> Any:
+def _model_config(name: str) -> ModelConfig:
     from loopscope.model import ModelConfig, graph_walk_config, parity_config, relations_config
 
     presets = {"graph-walk": graph_walk_config, "parity": parity_config, "relations": relations_config}
@@ -205,13 +209,13 @@ def store_gc(
     report = _open_store(store).gc(dry_run=dry_run, damaged=damaged)
     if as_json:
         return _print_json(asdict(report))
-    title = f"{'would free' if dry_run else 'freed'} {report.freed:,} bytes; {len(report.live)} writers at work"
+    title = f"{'would free' if dry_run else 'freed'} {report.freed:,} bytes; {report.live} writers at work"
     _print_table(
         title, ("path", "reason", "bytes"), ((r.path, r.reason, f"{r.size:,}") for r in report.removed), left=2
     )
 
 
-def _open_store(folder: Path) -> Any:
+def _open_store(folder: Path) -> Store:
     from loopscope.store import Store
 
     if not folder.is_dir():
@@ -219,7 +223,7 @@ def _open_store(folder: Path) -> Any:
     return Store(folder)
 
 
-def _show_store(found: Iterable[Any], as_json: bool) -> None:
+def _show_store(found: Iterable[Status], as_json: bool) -> None:
     rows = [asdict(status) for status in found]
     if as_json:
         return _print_json({"artefacts": rows})

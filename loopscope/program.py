@@ -102,13 +102,14 @@ def _rank(site: Site) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
 
 
 def _overlap(one: Site, two: Site) -> bool:
-    """Whether two sites can share an entry.  A row counted from the end may be any row counted from the start."""
-
-    def meet(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
-        return a is None or b is None or any(i == j or (i < 0) != (j < 0) for i in a for j in b)
-
+    """Whether two sites can share an entry."""
     same = (one.layer, one.component) == (two.layer, two.component)
-    return same and meet(one.heads, two.heads) and meet(one.rows, two.rows)
+    return same and _meet(one.heads, two.heads) and _meet(one.rows, two.rows)
+
+
+def _meet(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
+    """Whether two choices of heads or rows can share one.  A row counted from the end may be any counted from 0."""
+    return a is None or b is None or any(i == j or (i < 0) != (j < 0) for i in a for j in b)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from safetensors.torch import save
 
 import loopscope
 from loopscope.errors import DamagedError, InputError
-from loopscope.store import MANIFEST, Artefact, Store, StoreError, artefact_key, parse_tensors
+from loopscope.files import StoreError
+from loopscope.manifest import MANIFEST, artefact_key, parse_tensors
+from loopscope.store import Artefact, Store
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ import pytest
 import torch
 
 from loopscope.errors import DamagedError, InputError, LoopscopeError
-from loopscope.store import MANIFEST, Artefact, Store, StoreError, _manifest_text, artefact_key
+from loopscope.files import StoreError
+from loopscope.manifest import MANIFEST, artefact_key, manifest_text
+from loopscope.store import Artefact, Store
 
 # What the children do -------------------------------------------------------------------------------------------------
 
@@ -446,7 +448,7 @@ def edit_manifest(store: Store, seal: bool = True, **changes: object) -> Path:
     body = json.loads(path.read_bytes())
     digest = body.pop("digest")
     body = {name: value for name, value in {**body, **changes}.items() if value is not None}
-    text = _manifest_text(body)
+    text = manifest_text(body)
     path.write_bytes(text if seal else text.replace(json.loads(text)["digest"].encode(), digest.encode()))
     return path
 

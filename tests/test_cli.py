@@ -1,0 +1,136 @@
+"""The command line: tables, JSON, one-line errors with their exit codes, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopscope import cli
+from loopscope.maps import DiagonalLowRank, save_map
+from loopscope.store import Store
+
+
+def loopscope(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the command in this process: (exit code, standard output, standard error)."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        patch.setattr(sys, "argv", ["loopscope", *arguments])
+        cli.main()
+    printed = capsys.readouterr()
+    return int(stopped.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_populations_lists_every_fingerprint(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = loopscope(capsys, "populations", "--json")
+    rows = {row["name"]: row for row in json.loads(out)["populations"]}
+    assert code == 0
+    assert rows["confirmation"]["kept"] == 4110
+    assert rows["confirmation"]["graphs"] == 512
+    assert rows["rings"]["sha256"] == "e43dfe81b718b0f9dfd7133c4da5feef7e9fe0fc604cd0656a908eb78f470531"
+    code, out, _ = loopscope(capsys, "populations")
+    assert code == 0
+    assert "4,110" in out
+
+
+def test_plan_prices_programs_together(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["F6 J:one F", "F6 F[layer[2].row[-1].pattern<-(F6 J:one F)]"]
+    code, out, _ = loopscope(capsys, "plan", *texts, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert [p["program"] for p in report["programs"]] == texts
+    assert report["programs"][0]["points"][-2:] == ["h6 J:one", "h7"]
+    # Six shared calls, a steered and an unsteered one, and one patched row.
+    assert report["distinct_calls"] == 6 + 2 + 1
+    assert 1.0 < report["forwards"] < 1.2
+    code, out, _ = loopscope(capsys, "plan", *texts)
+    assert code == 0
+    assert "9 distinct calls" in out
+
+
+def test_maps_show(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    save_map(DiagonalLowRank(8, 2, seed=0), here / "J")
+    code, out, _ = loopscope(capsys, "maps", "show", "J", "--json")
+    assert code == 0
+    assert json.loads(out)["family"] == "diagonal-low-rank"
+    assert json.loads(out)["distance_from_identity"] == 0
+    assert loopscope(capsys, "maps", "show", "J")[0] == 0
+
+
+def test_store_commands(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    store = Store(here / "store")
+    for rank in (1, 2):
+        with store.write("map", {"rank": rank}) as draft:
+            draft.tensors("map.safetensors", {"A": torch.zeros(4)})
+    for command in ("list", "verify", "gc"):
+        assert loopscope(capsys, "store", command)[0] == 0
+    code, out, _ = loopscope(capsys, "store", "list", "--json")
+    assert code == 0
+    assert len(json.loads(out)["artefacts"]) == 2
+    victim = next((here / "store").rglob("map.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-1])
+    code, out, err = loopscope(capsys, "store", "verify", "--json")
+    assert code == 3
+    assert sorted(row["state"] for row in json.loads(out)["artefacts"]) == ["damaged", "ok"]
+    assert err == "loopscope: 1 of 2 artefacts are damaged\n"
+    code, out, _ = loopscope(capsys, "store", "gc", "--damaged", "--json")
+    assert code == 0
+    assert len(json.loads(out)["removed"]) == 1
+    assert loopscope(capsys, "store", "verify")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["plan", "F6 J one F"], 2, "cannot read 'J'"),
+        (["plan", "F6 F[layer[2].patern<-(F6 F)]"], 2, "unknown component 'patern'"),
+        (["plan", "F6 F[layer[3].z<-(F6 F)]"], 2, "nearest: layer[2].z"),
+        (["plan", "F6 F[layer[2].head[9].z<-(F6 F)]"], 2, "nearest: layer[2].head[3].z"),
+        (["plan", "F6 F[layer[2].z<-(F6)]"], 2, "loop 7 does not exist"),
+        (["plan", "F6", "--row", "35"], 2, "row 35 does not exist"),
+        (["plan", "F6", "--read", "h7"], 2, "has no point 'h7'"),
+        (["plan", "F6", "--tokens", "36"], 2, "--tokens 36 does not fit"),
+        (["plan", "F6", "--model", "graphwalk"], 2, "nearest: graph-walk"),
+        (["plan", "F6", "--model", "heads.json"], 2, "5 heads do not divide width 256 (nearest: 4 heads)"),
+        (["plan", "F6", "--model", "typo.json"], 2, "unknown model setting 'haeds' (nearest: heads)"),
+        (["plan", "F6", "--model", "list.json"], 2, "must hold one JSON object"),
+        (["plan", "F6", "--model", "garbage.json"], 2, "is not JSON"),
+        (["plan"], 2, "Missing argument"),
+        (["plan", "F6", "--mdel", "x"], 2, "No such option: --mdel"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+        (["store", "list", "--store", "nowhere"], 2, "there is no store at nowhere"),
+        (["maps", "show", "nowhere"], 2, "nowhere is no saved map"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    capsys: pytest.CaptureFixture[str], here: Path, arguments: list[str], code: int, says: str
+) -> None:
+    base = {"vocabulary": 22, "classes": 10, "loops": 6}
+    files = {"heads.json": {**base, "heads": 5}, "typo.json": {**base, "haeds": 4}, "list.json": [1]}
+    for name, content in files.items():
+        (here / name).write_text(json.dumps(content))
+    (here / "garbage.json").write_text("{")
+    before = sorted(here.rglob("*"))
+    found, out, err = loopscope(capsys, *arguments)
+    assert found == code
+    assert out == ""
+    assert err.startswith("loopscope: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert sorted(here.rglob("*")) == before
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert loopscope(capsys, "--version")[:2] == (0, "loopscope 0.1.0\n")
+    code, out, err = loopscope(capsys)
+    assert "Commands" in out + err
+    assert code in (0, 2)
+    assert "loopscope: " not in err
