@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import safetensors.torch
@@ -54,6 +54,7 @@ class Manifest:
     created: str
 
 
+@runtime_checkable
 class HasKey(Protocol):
     """Anything with an artefact's key."""
 

@@ -33,7 +33,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from loopscope.errors import DamagedError, InputError, nearest
+from loopscope.errors import DamagedError, InputError, LoopscopeError, nearest
 from loopscope.files import (
     check_size,
     damaged,

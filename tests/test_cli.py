@@ -16,9 +16,10 @@ from loopscope.store import Store
 
 def loopscope(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Run the command in this process: (exit code, standard output, standard error)."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["loopscope", *arguments])
-        cli.main()
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
     printed = capsys.readouterr()
     return int(stopped.value.code or 0), printed.out, printed.err
 

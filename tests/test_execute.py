@@ -310,7 +310,7 @@ with torch.no_grad():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"programs": ["F2", "F2 J:on F"], "maps": MAPS}, "no map named 'on' was given; there are: one, two (nearest: one"),
+        ({"programs": ["F2", "F2 J:on F"], "maps": MAPS}, "no map named 'on' was given; there are: one, two"),
         ({"programs": "F J:bad F", "maps": {"bad": NAN}}, "map 'bad' holds NaN or infinity in its W"),
         ({"programs": "F F[layer[3].z<-(F2)]"}, "layers 1..2"),
         ({"programs": "F F[layer[1].head[4].z<-(F2)]"}, "nearest: layer[1].head[3].z"),
@@ -319,9 +319,9 @@ with torch.no_grad():
         ({"programs": "F[layer[1].z<-(F)@othr]", "others": OK}, "(nearest: other)"),
         ({"programs": "F[layer[1].z<-(F)@other]", "others": {"other": tiny_tokens(2)}}, "is not aligned"),
         ({"programs": "F[layer[1].z<-(F)@other]", "others": {"other": TOKENS[:, :-1]}}, "is not aligned"),
-        ({"programs": "F", "tokens": None, "state": torch.zeros(3, ROWS, 16)}, "starts from tokens, but none were given"),
+        ({"programs": "F", "tokens": None, "state": torch.zeros(3, ROWS, 16)}, "starts from tokens, but none were"),
         ({"programs": "F", "others": {"main": TOKENS}}, "taken"),
-        ({"programs": "F[layer[1].z<-$x]", "given": {"y": TOKENS}}, "no tensor named 'x' was given; there are: y (nearest"),
+        ({"programs": "F[layer[1].z<-$x]", "given": {"y": TOKENS}}, "no tensor named 'x' was given; there are: y"),
         ({"programs": "F[layer[1].z<-$x]", "given": {"x": torch.zeros(3, 4, ROWS, 5)}}, "does not fit"),
         ({"programs": "F[layer[1].z<-$x]", "given": {"x": torch.zeros(9, 3, 4, ROWS, 4)}}, "does not fit"),
         ({"programs": "F[layer[1].pattern<-$x]", "given": {"x": torch.full((ROWS, ROWS), 0.1)}}, "attention is causal"),
