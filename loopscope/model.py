@@ -60,8 +60,8 @@ class ModelConfig:
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.width % self.heads:
-            divisors = [h for h in range(1, 2 * self.heads) if self.width % h == 0]
-            near = min(divisors, key=lambda h: abs(h - self.heads))
+            divisors = [h for h in range(1, math.isqrt(self.width) + 1) if self.width % h == 0]
+            near = min(divisors + [self.width // h for h in divisors], key=lambda h: abs(h - self.heads))
             raise InputError(f"{self.heads} heads do not divide width {self.width} (nearest: {near} heads)")
         if self.first_class + self.classes > self.vocabulary:
             last = self.first_class + self.classes - 1

@@ -29,7 +29,7 @@ from loopscope.errors import InputError, nearest
 MOST_CALLS = 100_000
 """Calls that a program may have; a guard against a slip of the finger, not a limit of the model."""
 
-MOST_NESTED = 50
+MOST_NESTED = 20
 """How deep source programs may stand inside each other in the text form."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from jaxtyping import install_import_hook
 
 # Tests of these modules hand in wrong types on purpose and expect the library's own one-line error; a type checker in
 # front of the function would answer first.
-ANSWER_THEMSELVES = {"loopscope.execute", "loopscope.stats", "loopscope.store", "loopscope.tasks"}
+ANSWER_THEMSELVES = {"loopscope.execute", "loopscope.manifest", "loopscope.stats", "loopscope.store", "loopscope.tasks"}
 # The functions inside its functions would be decorated, which means compiled, anew at every call of the outer one.
 TOO_SLOW = {"loopscope.engine"}
 UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW
@@ -57,3 +58,19 @@ def pytest_report_header() -> str:
 def _seed() -> None:
     """Every test starts from the same state of torch's global generator."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def refused() -> Callable[..., str]:
+    """refused(error, function, *arguments): the call must fail with this error in one line, which is returned."""
+
+    def check(error: type[Exception], function: Callable[..., object], *arguments: object) -> str:
+        with pytest.raises(error) as caught:
+            function(*arguments)
+        assert type(caught.value) is error
+        message = str(caught.value)
+        assert message
+        assert message.splitlines() == [message]
+        return message
+
+    return check

@@ -126,8 +126,9 @@ def check(case: dict[str, object], dtype: torch.dtype) -> None:
         for point in program.points:
             wanted = model.read(plain.states[point][:, rows])
             torch.testing.assert_close(trace.logits_at[point], wanted, rtol=0, atol=TOLERANCE[dtype])
-            if dtype == torch.float64:
-                assert torch.equal(trace.logits_at[point].argmax(-1), wanted.argmax(-1))
+            first, second = wanted.topk(2, -1).values.unbind(-1)
+            sure = first - second > 2 * TOLERANCE[dtype]  # below that, rounding may decide
+            assert torch.equal(trace.logits_at[point].argmax(-1)[sure], wanted.argmax(-1)[sure])
         for address, kept in trace.kept.items():
             site = address.site.resolve(layers=len(model.layers), heads=4, rows=ROWS)
             part = plain.parts[address.loop, site.layer, site.component]
