@@ -1,0 +1,1 @@
+"""Training: backbones, map fitting, the counter-based data streams, checkpoints."""
