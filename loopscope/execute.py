@@ -135,12 +135,16 @@ def run(
       or names of points such as "h6" or "h6 J:one"; `rows` are the rows read.
     - `keep` are addresses whose activations are returned, [examples, (heads,) rows, ...], for every program that has
       that loop.
+    - Tensors are moved to the model's device; results stay there.
     - `chunk` (examples at a time) and `stack` (patched runs at a time) are chosen from memory unless given.
 
     Raises InputError before anything is computed when a name, place or shape does not fit.
     """
     asked = list(dict.fromkeys(map(as_program, [programs] if isinstance(programs, ProgramLike) else programs)))
-    maps, others, given = dict(maps or {}), dict(others or {}), dict(given or {})
+    maps = dict(maps or {})
+    device = next((p.device for p in model.parameters()), None) if isinstance(model, nn.Module) else None
+    tokens, state = (t if t is None else t.to(device) for t in (tokens, state))
+    others, given = ({name: t.to(device) for name, t in (group or {}).items()} for group in (others, given))
     addresses = list(dict.fromkeys(Address.parse(a) if isinstance(a, str) else a for a in keep))
     named = _inputs(model, tokens, state, others)
     examples, length = next(iter(named[tokens is None].values())).shape[:2]
@@ -153,7 +157,7 @@ def run(
     plan = Plan(asked, sizes, reads, read_rows, kept)
     _check_given(plan, given, examples, model)
 
-    device = next(iter(named[tokens is None].values())).device
+    device = next(iter(named[tokens is None].values())).device  # of a model that is no torch module, too
     if chunk is None or stack is None:
         auto_chunk, auto_stack = _fit(plan, model, device, examples)
         chunk, stack = chunk or auto_chunk, stack or auto_stack

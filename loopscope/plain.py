@@ -55,9 +55,9 @@ def plain_run(
         source = patch.source
         if isinstance(source, Given):
             return given[source.name]
-        donor_name = name if source.input is None else source.input
-        donor = plain_run(model, inputs, source.program, maps=maps, given=given, name=donor_name, memo=memo)
-        return donor.parts[loop if source.loop is None else source.loop, patch.site.layer, patch.site.component]
+        giver_name = name if source.input is None else source.input
+        giver = plain_run(model, inputs, source.program, maps=maps, given=given, name=giver_name, memo=memo)
+        return giver.parts[loop if source.loop is None else source.loop, patch.site.layer, patch.site.component]
 
     for index, step in enumerate(program.steps):
         if not isinstance(step, Call):
