@@ -64,6 +64,8 @@ class Run:
     def __post_init__(self) -> None:
         if self.input is not None:
             _named("input", self.input)
+        if self.loop is not None:
+            self.program.index_of(self.loop)  # raises where the program has no such loop
 
     def __str__(self) -> str:
         where = "" if self.input is None else f"@{self.input}"
@@ -178,13 +180,6 @@ class Program:
             raise InputError("a program that starts from tokens has at least one step (nearest: F)")
         if self.calls > MOST_CALLS:
             raise InputError(f"a program has at most {MOST_CALLS} calls, not {self.calls} (nearest: F{MOST_CALLS})")
-        loop = self.start or 0
-        for step in self.steps:
-            if isinstance(step, Call):
-                loop += 1
-                for patch in step.patches:
-                    if isinstance(patch.source, Run):  # raises where the source has no such loop
-                        patch.source.program.index_of(loop if patch.source.loop is None else patch.source.loop)
 
     def __str__(self) -> str:
         words, run = [] if self.start is None else [f"h{self.start}"], 0

@@ -10,6 +10,8 @@ import pytest
 
 from loopscope.address import Address, Site
 from loopscope.errors import InputError
+from loopscope.execute import check_programs
+from loopscope.plan import Sizes
 from loopscope.program import MOST_CALLS, MOST_NESTED, Call, F, Given, J, Map, Patch, Program, Run, as_program, h
 
 PATTERN = Site(2, "pattern", None, (-1,))
@@ -299,13 +301,20 @@ def test_bad_sites_in_patches_are_the_addresses_business(text: str, near: str, r
 def test_a_source_must_have_the_loop_it_is_read_at(
     program: str, words: str, loop: int | None, refused: Callable[..., str]
 ) -> None:
-    message = refused(InputError, Program.parse, program)
+    message = refused(InputError, lambda text: check_programs([text], Sizes(layers=2, heads=4, rows=7)), program)
     assert words in message
     if loop is not None:
         assert suggestion(message) == f"loop[{loop}]"
         source = re.search(r"in '(.+)': it has", message)
         assert source is not None
         Program.parse(source[1]).index_of(loop)
+
+
+def test_a_part_of_a_program_is_not_asked_which_loop_it_will_be() -> None:
+    """Where a call ends up is known only when the program is whole."""
+    patched = F.patch("layer[1].z", h(6) | F**2)
+    assert (F**6 | (patched | F)) == ((F**6 | patched) | F)
+    check_programs([F**6 | patched], Sizes(layers=2, heads=4, rows=7))
 
 
 def test_addresses_outside_the_program(refused: Callable[..., str]) -> None:
