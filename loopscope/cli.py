@@ -43,11 +43,13 @@ def main() -> None:
         code = app(standalone_mode=False)
     except LoopscopeError as error:
         _fail(str(error), error.exit_code)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
+            sys.exit(1)
+        _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
     except (KeyboardInterrupt, EOFError):
         _fail("interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
-        sys.exit(1)
     except Exception as error:
         # Typer's usage errors, whichever Click they come from; anything else is a bug and keeps its traceback.
         if not hasattr(error, "format_message"):
@@ -118,12 +120,11 @@ def plan(
     config = _model_config(model)
     length = tokens or config.positions or 35
     if length < 1 or 0 < config.positions < length:
-        raise InputError(
-            f"--tokens {length} does not fit: 1..{config.positions or 'any'} (nearest: {config.positions or 1})"
-        )
+        near = 1 if length < 1 else config.positions
+        raise InputError(f"--tokens {length} does not fit: 1..{config.positions or 'any'} (nearest: {near})")
     checked = check_programs(programs, Sizes(config.layers, config.heads, length), read=read, rows=row or [-1])
     calls = [program.calls for program in checked.paths]
-    plain = [config.layers * length * count for count in calls]
+    plain = [max(1, config.layers * length * count) for count in calls]
     report: dict[str, Any] = {
         "programs": [
             {"program": str(p), "calls": p.calls, "points": list(p.points), "forwards": cost / max(plain)}
@@ -137,7 +138,7 @@ def plan(
     rows = ((p["program"], p["calls"], f"{p['forwards']:.3f}") for p in report["programs"])
     _print_table("Programs (cost alone, in plain runs of the longest)", ("program", "calls", "cost"), rows)
     print(f"together: {report['distinct_calls']} distinct calls, cost {report['forwards']:.3f}")
-    print("(before sharing between examples, and counting the runs that patches take their values from)")
+    print("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
 
 
 def _model_config(name: str) -> ModelConfig:
@@ -151,8 +152,8 @@ def _model_config(name: str) -> ModelConfig:
         raise InputError(f"no model {name!r}: neither a file nor one of {', '.join(presets)}{nearest(name, presets)}")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{path} is not JSON: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold one JSON object of model settings")
     return ModelConfig.from_dict(values)

@@ -31,12 +31,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Distinct inputs, as indices into `Inputs.distinct`, cut into segments.
+    """Distinct inputs, cut into segments.
 
     `fan` leads from the last segment's entries to the first's.
     """
 
-    members: Int[Tensor, " inputs"]
     segments: tuple[Segment, ...]
     fan: Fan
 
@@ -45,7 +44,8 @@ class Crowd:
         pieces: list[Tensor] = []
         found: list[int] = []
         for segment, slab in zip(self.segments, slabs, strict=True):
-            mine = tuple(r for r in rows if r in segment.rows)
+            first, last = segment.rows[0], segment.rows[-1]
+            mine = tuple(r for r in rows if first <= r <= last)
             if mine:
                 pieces.append(segment.looks[name].gather(slab.take(mine)))
                 found.extend(mine)
@@ -98,12 +98,12 @@ class Inputs:
         looks = {name: Fan.of(index, len(members)) for name, index in at.items()}
         if not self.split:
             whole = Segment(tuple(range(self.length)), members, looks)
-            return Crowd(members, (whole,), Fan(len(members)))
+            return Crowd((whole,), Fan(len(members)))
         groups, place = torch.unique(self.group[members], return_inverse=True)
         shared_looks = {name: Fan.of(place[index], len(groups)) for name, index in at.items()}
         leading = Segment(tuple(range(self.split)), groups, shared_looks)
         trailing = Segment(tuple(range(self.split, self.length)), members, looks)
-        return Crowd(members, (leading, trailing), Fan.of(place, len(groups)))
+        return Crowd((leading, trailing), Fan.of(place, len(groups)))
 
     def start(self, crowd: Crowd, h: Tensor) -> list[Slab]:
         """The starting states h [distinct, T, d], laid out for a crowd."""

@@ -57,8 +57,13 @@ def through(
     x = Slab(x.rows, put("resid", x.data, x.rows, []))
     if keyed == mixed:
         q, k, v = project(keyed, "qkv")
-    else:
+    elif keyed and mixed:
         (k, v), (q,) = project(keyed, "kv"), project(mixed, "q")
+    elif keyed:
+        (k, v), q = project(keyed, "kv"), x.data
+    else:  # nothing of its own to be seen: `k` and `v` hold no rows
+        (q,) = project(mixed, "q")
+        k = v = q[..., :0, :]
     k, v = put("k", k, keyed, []), put("v", v, keyed, [])
     own = Part(keyed, k, v, Fan(len(x.data)))
     if not mixed:
@@ -166,7 +171,7 @@ class Engine:
             kind = self.inputs[node.start is not None]
             h = kind.distinct if node.start is not None else self.model.embed(kind.distinct)
             x = kind.start(crowd, h)
-            self.like = h
+            self.zero = h.new_zeros(())  # of the dtype and device of all states
         else:
             x = crowd.within(self.states[node.parent], self.crowd(node.parent))
         if isinstance(node.step, Map):
@@ -193,7 +198,7 @@ class Engine:
                     wanted = lent | need.noted.get(component, set())
                     if wanted:
                         held = seen.get(component, Slab((), slab.data)).among(ordered(wanted))
-                        self.notes.setdefault((node, number, component), []).append(held)
+                        self.notes.setdefault((node, number, component), []).append(held.alone())
             x = after
         return [Slab(slab.rows, self.model.close(slab.data)) for slab in x]
 
@@ -271,9 +276,10 @@ class Engine:
         if base:
             below = self.crowd(node).rows_of(self.notes[node, number, "resid"], base, pattern.input)
             pieces.append(Slab(base, below[:, None].expand(-1, len(lanes), -1, -1)))
-        x = self.like.new_zeros(shape)
+        x = self.zero.new_zeros(shape)
+        places = {row: place for place, row in enumerate(rows)}
         for piece in pieces:
-            x[:, :, [rows.index(r) for r in piece.rows]] = piece.data
+            x[:, :, [places[r] for r in piece.rows]] = piece.data
         return x.flatten(0, 1)
 
     def _context(self, node: Node, number: int, crowd: Crowd, lane: Lane, count: int) -> list[Part]:
@@ -309,7 +315,7 @@ class Engine:
                 if component in lane.layers[number - 1].noted:
                     data = self._full(by_lane[:, at], keys) if component == "pattern" else by_lane[:, at]
                     noted = Slab(rows, data).among(ordered(lane.layers[number - 1].noted[component]))
-                    self.notes[lane, number, component] = [noted]
+                    self.notes[lane, number, component] = [noted.alone()]
             return by_lane.flatten(0, 1) if written else tensor
 
         return put
@@ -317,12 +323,14 @@ class Engine:
     def _replace(self, tensor: Tensor, patch: Placed, rows: tuple[int, ...], keys: list[int]) -> None:
         """Write a patch into tensor [examples, (H,) rows, ...] in place."""
         site, origin = patch.site, patch.origin
-        at = torch.tensor([rows.index(r) for r in patch.wanted], device=tensor.device)
+        places = {row: place for place, row in enumerate(rows)}
+        at = torch.tensor([places[r] for r in patch.wanted], device=tensor.device)
         heads = torch.tensor(site.heads, device=tensor.device) if site.component in PER_HEAD else None
         if origin.given is not None:
-            value, all_rows = self.given[origin.given], site.rows or ()
-            shape = (self.of, *(() if heads is None else (len(heads),)), len(all_rows), value.shape[-1])
-            value = Slab(all_rows, value.expand(shape)[self.picked]).take(patch.wanted)
+            all_rows = site.rows or ()
+            last = self.plan.sizes.rows if site.component == "pattern" else tensor.shape[-1]
+            shape = (self.of, *(() if heads is None else (len(heads),)), len(all_rows), last)
+            value = Slab(all_rows, self.given[origin.given].expand(shape)[self.picked]).take(patch.wanted)
         else:
             assert origin.node is not None
             value = self.component(origin.node, origin.lane, origin.input, site.layer, site.component, patch.wanted)

@@ -71,7 +71,7 @@ class LayerNeed:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a patch takes its value: a run (node, lane or base, input), at a layer and component; or a given tensor."""
+    """Where a patch takes its value: a run (node, lane or base, input) at the patch's own site, or a given tensor."""
 
     node: Node | None
     lane: Lane | None
@@ -95,11 +95,10 @@ class Node:
     parent: Node | None
     step: Step | None
     loop: int
-    depth: int
     start: int | None
     children: dict[Step, Node] = field(default_factory=dict)
     inputs: set[str] = field(default_factory=set)
-    lanes: dict[tuple[str, tuple[Step, ...]], Lane] = field(default_factory=dict)
+    lanes: dict[tuple[str, Lane | None, Step], Lane] = field(default_factory=dict)
     need: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     layers: list[LayerNeed] = field(default_factory=list)
@@ -180,14 +179,15 @@ class Plan:
 
     @property
     def calls(self) -> int:
-        """Distinct calls of F, base or patched."""
-        return sum(node.is_call for node in self.order) + sum(lane.node.is_call for lane in self.lanes)
+        """Distinct calls of F, base (once for every input it runs on) or patched."""
+        base = sum(len(node.inputs) for node in self.order if node.is_call)
+        return base + sum(lane.node.is_call for lane in self.lanes)
 
     @property
     def rows(self) -> int:
-        """(row, layer) pairs computed for one example, counting nothing twice that programs share."""
-        runs: list[Node | Lane] = [*self.order, *self.lanes]
-        return sum(len(need.keyed | need.mixed) for run in runs for need in run.layers)
+        """(row, layer) pairs computed for one example and the inputs beside it, before examples share anything."""
+        base = sum(len(node.inputs) * len(need.keyed | need.mixed) for node in self.order for need in node.layers)
+        return base + sum(len(need.keyed | need.mixed) for lane in self.lanes for need in lane.layers)
 
     # Building the tree -----------------------------------------------------------------------------------------------
 
@@ -200,20 +200,20 @@ class Plan:
 
     def _walk(self, program: Program, name: str, steps: int) -> list[tuple[Node, Lane | None]]:
         """Nodes and lanes along the first `steps` steps of a program on one input, made where they are missing."""
-        node = self.roots.setdefault(program.start, Node(None, None, program.start or 0, 0, program.start))
+        node = self.roots.setdefault(program.start, Node(None, None, program.start or 0, program.start))
         node.inputs.add(name)
         lane: Lane | None = None
         path = [(node, lane)]
-        for index, step in enumerate(program.steps[:steps]):
+        for step in program.steps[:steps]:
             bare: Step = F if isinstance(step, Call) else step
             if bare not in node.children:
-                fresh = Node(node, bare, program.loop_of(index), node.depth + 1, program.start)
+                fresh = Node(node, bare, node.loop + isinstance(bare, Call), program.start)
                 fresh.layers = [LayerNeed() for _ in range(self.sizes.layers)] if fresh.is_call else []
                 node.children[bare] = fresh
             node = node.children[bare]
             node.inputs.add(name)
             if lane is not None or (isinstance(step, Call) and step.patches):
-                key = (name, program.steps[: index + 1])
+                key = (name, lane, step)
                 if key not in node.lanes:
                     node.lanes[key] = self._lane(node, name, lane, step)
                 lane = node.lanes[key]

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _named(kind: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"{kind} name {name!r} may hold only letters, digits, '-' and '_'")
 
 
@@ -62,6 +62,8 @@ class Run:
     loop: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.program, Program):
+            raise InputError(f"the source of a patch is a run of a program, not of {self.program!r}")
         if self.input is not None:
             _named("input", self.input)
         if self.loop is not None:
@@ -82,6 +84,14 @@ class Patch:
 
     site: Site
     source: Source
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.site, Site):
+            raise InputError(f"a patch inside a call names a site such as layer[1].z, not {self.site}")
+        if not isinstance(self.source, Given | Run):
+            raise InputError(
+                f"a patch takes its value from a program, a Run or a Given, not {type(self.source).__name__}"
+            )
 
     def __str__(self) -> str:
         return f"{self.site}<-{self.source}"
@@ -176,6 +186,9 @@ class Program:
     def __post_init__(self) -> None:
         if self.start is not None and self.start < 0:
             raise InputError(f"h{self.start} does not exist: states are counted from h0 (nearest: h0)")
+        for step in self.steps:
+            if not isinstance(step, Call | Map):
+                raise InputError(f'{step!r} is no step of a program; a step is F, F.patch(...) or J("name")')
         if self.start is None and not self.steps:
             raise InputError("a program that starts from tokens has at least one step (nearest: F)")
         if self.calls > MOST_CALLS:
@@ -263,7 +276,7 @@ def as_program(program: Program | Call | Map | str) -> Program:
     """Accept a program as a value, a single step, or text."""
     if isinstance(program, str):
         return Program.parse(program)
-    return program if isinstance(program, Program) else Program((program,))
+    return program if isinstance(program, Program) else Program((program,))  # refuses what is no step
 
 
 def _source(source: Source | Program | Step | str) -> Source:

@@ -23,7 +23,10 @@ class LoopedLayer(Protocol):
     """Factor on q k' before the softmax."""
 
     def project(self, x: Tensor, rows: Tensor, parts: str) -> tuple[Tensor, ...]:
-        """Queries, keys, values [..., H, R, k] ("q", "kv" or "qkv") of x [..., R, d], whose rows stand at `rows`."""
+        """Queries, keys, values ("q", "kv" or "qkv"), [..., H, R, k] each, of x [..., R, d]; R >= 1.
+
+        `rows` are the positions of x's rows in the input.
+        """
         ...
 
     def attn_out(self, z: Tensor) -> Tensor:

@@ -27,9 +27,10 @@ class Slab:
         """The data of these rows; a view where they are adjacent."""
         if rows == self.rows:
             return self.data
-        places = [self.rows.index(r) for r in rows]
-        if not places:
+        if not rows:
             return self.data[..., :0, :]
+        held = {row: place for place, row in enumerate(self.rows)}
+        places = [held[row] for row in rows]
         if places == list(range(places[0], places[0] + len(places))):
             return self.data.narrow(-2, places[0], len(places))
         return self.data.index_select(-2, torch.tensor(places, device=self.data.device))
@@ -39,6 +40,11 @@ class Slab:
         wanted = set(rows)
         kept = tuple(r for r in self.rows if r in wanted)
         return Slab(kept, self.take(kept))
+
+    def alone(self) -> Slab:
+        """The same slab, copied if it is a small view that would keep a large tensor alive."""
+        large = self.data.untyped_storage().nbytes() > 2 * self.data.nbytes
+        return Slab(self.rows, self.data.clone()) if large else self
 
 
 @dataclass(frozen=True)
