@@ -182,7 +182,7 @@ def run(
     check_kinds(model, named, {name: maps[name] for name in used}, given)
 
     device = next(iter(named[tokens is None].values())).device  # of a model that is no torch module, too
-    chunk, stack = _fit(plan, model, device, examples, chunk, stack)
+    chunk, stack = fit(plan, model, device, examples, chunk, stack)
     order = torch.arange(examples, device=device)
     if tokens is not None:  # examples that share tokens side by side, so that they fall into one chunk
         order = torch.unique(named[False][MAIN], dim=0, return_inverse=True)[1].argsort(stable=True)
@@ -290,7 +290,7 @@ def _addresses(addresses: Address | str | Iterable[Address | str]) -> list[Addre
     return list(dict.fromkeys(Address.parse(a) if isinstance(a, str) else a for a in several))
 
 
-def _fit(
+def fit(
     plan: Plan, model: LoopedModel, device: torch.device, examples: int, chunk: int | None, stack: int | None
 ) -> tuple[int, int]:
     """Examples at a time and patched runs at a time that stay inside the memory budget, where they are not given.

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from loopscope.address import COMPONENTS, PER_HEAD, Address, Site, grid
 from loopscope.errors import InputError
-from loopscope.execute import run, sweep
+from loopscope.execute import CPU_BUDGET, check_programs, fit, run, sweep
 from loopscope.maps import Dense, DiagonalLowRank
 from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config
 from loopscope.plain import plain_run
+from loopscope.plan import Sizes
 from loopscope.program import Call, F, Given, J, Program, Run, h
 from loopscope.tasks.graph_walk import GraphWalk, all_starts
 from loopscope.tasks.populations import mixed_strings, population
@@ -297,6 +298,37 @@ def test_a_patch_before_the_read_rows_reaches_nothing_later_than_needed() -> Non
     both = run(model, tokens, [F**2, patched], rows=(3,), maps=MAPS)
     assert torch.equal(both[patched].logits, both[F**2].logits)
     assert both.work.rows == run(model, tokens, F**2, rows=(3,)).work.rows
+
+
+def test_the_plan_foresees_the_work() -> None:
+    """Without tokens in common, a run computes exactly the rows that the plan counts, aligned inputs included."""
+    program = (F**3).patch("loop[2].layer[1].row[-1].pattern", Run(F**3, "other"))
+    model, sizes = tiny_model(), Sizes(layers=2, heads=4, rows=ROWS)
+    tokens = torch.zeros(1, ROWS, dtype=torch.int64)
+    work = run(model, tokens, program, others={"other": tokens + 1}).work
+    plan = check_programs([program], sizes)
+    assert (work.rows, work.calls) == (plan.rows, plan.calls)
+    assert plan.calls == 3 + 2 + 2  # the base run, the source as far as it is needed, two patched calls
+
+
+def test_kept_activations_hold_no_more_than_themselves() -> None:
+    result = run(tiny_model(), tiny_tokens(8), F**2, keep="loop[1].layer[1].row[-1].resid", chunk=3)
+    (kept,) = result[F**2].kept.values()
+    assert kept.untyped_storage().nbytes() == kept.nbytes
+
+
+def test_more_patched_runs_mean_fewer_examples_at_a_time(d8l6: LoopedTransformer) -> None:
+    """The states of full-row patched runs count towards the memory budget."""
+    sizes, cpu = Sizes(layers=2, heads=4, rows=35), torch.device("cpu")
+
+    def chunk(lanes: int) -> int:
+        cells = [(F**2).patch(f"loop[1].layer[1].row[{r}].z", F**2) for r in range(lanes)]
+        return fit(check_programs(cells, sizes), d8l6, cpu, 100_000, None, None)[0]
+
+    one, many = chunk(1), chunk(30)
+    assert one > 2 * many
+    held = many * 30 * 35 * 256 * 4  # states of thirty runs that differ in up to 35 rows
+    assert held < CPU_BUDGET
 
 
 # What it refuses -----------------------------------------------------------------------------------------------------

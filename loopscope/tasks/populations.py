@@ -22,8 +22,6 @@ whose run receives it.  An *instance* is a graph with one of its starts; a *labe
 from __future__ import annotations
 
 import hashlib
-import itertools
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,10 +33,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError, nearest
-from loopscope.tasks.graph_walk import DEPTHS, SHIFT, advance, all_starts, codes_of, crossed_labels, distinct, walk
-
-Graph = tuple[int, ...]
-Graphs = tuple[Graph, ...]
+from loopscope.tasks import draws
+from loopscope.tasks.draws import Graphs
+from loopscope.tasks.graph_walk import DEPTHS, advance, all_starts, codes_of, crossed_labels, distinct, walk
 
 Rule = Literal["all", "three", "five", "crossed"]
 RULES: Mapping[Rule, str] = {
@@ -50,141 +47,7 @@ RULES: Mapping[Rule, str] = {
 
 Source = Literal["reference", "own"]
 
-LOCK_SEED = 20260923
-PAIRS_2403, PAIRS_2404, SWITCHING_2501 = 2026092403, 2026092404, 2026092501
-INDEPENDENT_3001, SELECTED_2608 = 2026093001, 2026092608
-MATCHED_SEEDS = {"matched-selection": 2026092611, "matched-test": 2026092612, "matched-maps": 2026092613}
-EIGHT_BROAD_SEED = 2026092402
-EIGHT_LOCK_SEED = 40320
-"""Our own choice, 8!: the seeds of the reference study's eight-node locks are not on record."""
 MIXED_SEED = 2026092608
-
-
-# ---- recipes ---------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _locks() -> Mapping[str, Graphs]:
-    """The five locks, from one stream of permutations; a graph that was drawn before is skipped.
-
-    The order of the entries is the order of the draws.
-    """
-    generator = torch.Generator().manual_seed(LOCK_SEED)
-    drawn: set[Graph] = set()
-
-    def lock(size: int, make: Callable[[Graph], Graph] = tuple) -> Graphs:
-        graphs: list[Graph] = []
-        while len(graphs) < size:
-            graph = make(tuple(torch.randperm(10, generator=generator).tolist()))
-            if graph not in drawn:
-                drawn.add(graph)
-                graphs.append(graph)
-        return tuple(graphs)
-
-    return {
-        "selection": lock(128),
-        "discovery": lock(32),
-        "confirmation": lock(512),
-        "rings": lock(512, _ring_through),
-        "smoke": lock(4),
-    }
-
-
-def _ring_through(order: Graph) -> Graph:
-    """The single cycle that visits the nodes in this order."""
-    follows = dict(zip(order, order[1:] + order[:1], strict=True))
-    return tuple(follows[node] for node in range(len(order)))
-
-
-def _swap(graph: Graph, i: int, j: int) -> Graph:
-    """The graph with the arrows out of nodes i and j exchanged."""
-    row = list(graph)
-    row[i], row[j] = row[j], row[i]
-    return tuple(row)
-
-
-@cache
-def _pools() -> Mapping[str, Graphs]:
-    """The swaps, and those of them that the first experiments did not use, both sorted."""
-    locks = _locks()
-    origins = locks["discovery"] + locks["confirmation"] + locks["smoke"]
-    swaps = {_swap(graph, i, j) for graph in origins for i, j in itertools.combinations(range(10), 2)}
-    swaps.difference_update(*locks.values())
-    reserve = swaps.difference(*map(_first_battery, origins))
-    return {"swaps": tuple(sorted(swaps)), "reserve": tuple(sorted(reserve))}
-
-
-def _first_battery(graph: Graph) -> Iterable[Graph]:
-    """The swaps of `graph` that the first set of patching experiments used as giving graphs."""
-    for node in range(10):
-        yield _swap(graph, node, (node + 1) % 10)
-    for current in range(10):
-        other = (current + SHIFT) % 10
-        answer = graph[other]
-        partner = (answer + 1) % 10
-        yield _swap(graph, answer, partner if partner != other else (answer + 2) % 10)
-
-
-def _shuffled(pool: Iterable[Graph], seed: int) -> Graphs:
-    """The sorted pool in the order of a seeded shuffle: slices of it are cohorts."""
-    graphs = sorted(pool)
-    random.Random(seed).shuffle(graphs)
-    return tuple(graphs)
-
-
-@cache
-def _cohorts() -> Mapping[str, Graphs]:
-    """The cohorts that the experiments on the main ten-node backbones are made on."""
-    pools = _pools()
-    first = _shuffled(pools["reserve"], PAIRS_2403)[:1024]
-    unused = set(pools["reserve"]).difference(first)
-    pairs = _shuffled(unused, PAIRS_2404)[:1024]
-    switching = _shuffled(unused.difference(pairs), SWITCHING_2501)[:514]
-    independent = _shuffled(set(pools["swaps"]).difference(first, pairs, switching), INDEPENDENT_3001)[:512]
-    selected = _shuffled(pools["swaps"], SELECTED_2608)
-    return {
-        "pairs-2403-receiver": first[:512],
-        "pairs-2403-giver": first[512:],
-        "reserve-after-2403": tuple(sorted(unused)),
-        "pairs-2404-receiver": pairs[:512],
-        "pairs-2404-giver": pairs[512:],
-        "smoke-2501": switching[:2],
-        "switching-2501": switching[2:],
-        "independent-3001": independent,
-        "discovery-2608-receiver": selected[:32],
-        "discovery-2608-giver": selected[32:64],
-        "pairs-2608-receiver": selected[64:576],
-        "pairs-2608-giver": selected[576:1088],
-        "switching-2608": selected[1088:1600],
-        "smoke-2608": selected[1600:1602],
-    }
-
-
-@cache
-def _matched() -> Mapping[str, Graphs]:
-    """The three disjoint pools of the matched-supervision study: from twice as many draws, the first that are new."""
-    sizes = {"matched-selection": 512, "matched-test": 512, "matched-maps": 2048}
-    taken: set[Graph] = set()
-    pools: dict[str, Graphs] = {}
-    for name, size in sizes.items():
-        generator = torch.Generator().manual_seed(MATCHED_SEEDS[name])
-        drawn = map(tuple, torch.rand(2 * size, 10, generator=generator).argsort(dim=1).tolist())
-        pools[name] = tuple(graph for graph in dict.fromkeys(drawn) if graph not in taken)[:size]
-        taken.update(pools[name])
-    return pools
-
-
-@cache
-def _eight() -> Mapping[str, Graphs]:
-    """The eight-node pools: a broad sample of all 40,320 graphs, and two locks."""
-    universe = tuple(itertools.permutations(range(8)))
-    broad = np.random.default_rng(EIGHT_BROAD_SEED).choice(len(universe), 8192, replace=False)
-    locks = _shuffled(universe, EIGHT_LOCK_SEED)
-    return {
-        "eight-selection": locks[:512],
-        "eight-test": locks[512:1024],
-        "eight-broad": tuple(universe[index] for index in broad),
-    }
 
 
 # ---- populations -----------------------------------------------------------------------------------------------------
@@ -294,41 +157,48 @@ class _Entry:
 
 
 _REGISTER: Mapping[str, _Entry] = {
-    "selection": _Entry(_locks, "all", "Chooses the checkpoints of backbones and maps."),
-    "discovery": _Entry(_locks, "three", "Chooses the attention head to patch."),
-    "confirmation": _Entry(_locks, "three", "Tests target selection: F(J(h6)) against u, f(u), f^2(u)."),
-    "rings": _Entry(_locks, "all", "Shows the native readouts, loop by loop, on single ten-node cycles."),
-    "smoke": _Entry(_locks, "three", "Tries out code before anything is measured."),
-    "swaps": _Entry(_pools, "all", "Holds what the cohorts are drawn from; withheld from training as a whole."),
-    "reserve": _Entry(_pools, "all", "Holds the swaps that the first patching experiments did not use."),
-    "reserve-after-2403": _Entry(_cohorts, "all", "Holds the reserve without the 2403 pairs."),
+    "selection": _Entry(draws.locks, "all", "Chooses the checkpoints of backbones and maps."),
+    "discovery": _Entry(draws.locks, "three", "Chooses the attention head to patch."),
+    "confirmation": _Entry(draws.locks, "three", "Tests target selection: F(J(h6)) against u, f(u), f^2(u)."),
+    "rings": _Entry(draws.locks, "all", "Shows the native readouts, loop by loop, on single ten-node cycles."),
+    "smoke": _Entry(draws.locks, "three", "Tries out code before anything is measured."),
+    "swaps": _Entry(draws.pools, "all", "Holds what the cohorts are drawn from; withheld from training as a whole."),
+    "reserve": _Entry(draws.pools, "all", "Holds the swaps that the first patching experiments did not use."),
+    "reserve-after-2403": _Entry(draws.cohorts, "all", "Holds the reserve without the 2403 pairs."),
     "pairs-2403-receiver": _Entry(
-        _cohorts, "crossed", "Receives in the earlier cross-graph patches of seed 6.", "pairs-2403-giver"
+        draws.cohorts, "crossed", "Receives in the earlier cross-graph patches of seed 6.", "pairs-2403-giver"
     ),
-    "pairs-2403-giver": _Entry(_cohorts, "three", "Gives in the earlier cross-graph patches of seed 6."),
+    "pairs-2403-giver": _Entry(draws.cohorts, "three", "Gives in the earlier cross-graph patches of seed 6."),
     "pairs-2404-receiver": _Entry(
-        _cohorts, "crossed", "Receives in the cross-graph patches of seed 6; tests restoration.", "pairs-2404-giver"
+        draws.cohorts,
+        "crossed",
+        "Receives in the cross-graph patches of seed 6; tests restoration.",
+        "pairs-2404-giver",
     ),
-    "pairs-2404-giver": _Entry(_cohorts, "three", "Gives in the cross-graph patches of seed 6."),
-    "smoke-2501": _Entry(_cohorts, "three", "Tries out target switching."),
-    "switching-2501": _Entry(_cohorts, "three", "Tests target switching in seed 6, and composition by rule `five`."),
-    "independent-3001": _Entry(_cohorts, "five", "Tests composition up to eight calls on graphs of its own."),
+    "pairs-2404-giver": _Entry(draws.cohorts, "three", "Gives in the cross-graph patches of seed 6."),
+    "smoke-2501": _Entry(draws.cohorts, "three", "Tries out target switching."),
+    "switching-2501": _Entry(
+        draws.cohorts, "three", "Tests target switching in seed 6, and composition by rule `five`."
+    ),
+    "independent-3001": _Entry(draws.cohorts, "five", "Tests composition up to eight calls on graphs of its own."),
     "discovery-2608-receiver": _Entry(
-        _cohorts, "crossed", "Receives when the head is chosen in seeds 10 and 13.", "discovery-2608-giver"
+        draws.cohorts, "crossed", "Receives when the head is chosen in seeds 10 and 13.", "discovery-2608-giver"
     ),
-    "discovery-2608-giver": _Entry(_cohorts, "three", "Gives when the head is chosen in seeds 10 and 13."),
+    "discovery-2608-giver": _Entry(draws.cohorts, "three", "Gives when the head is chosen in seeds 10 and 13."),
     "pairs-2608-receiver": _Entry(
-        _cohorts, "crossed", "Receives in the cross-graph patches of seeds 10 and 13.", "pairs-2608-giver"
+        draws.cohorts, "crossed", "Receives in the cross-graph patches of seeds 10 and 13.", "pairs-2608-giver"
     ),
-    "pairs-2608-giver": _Entry(_cohorts, "three", "Gives in the cross-graph patches of seeds 10 and 13."),
-    "switching-2608": _Entry(_cohorts, "three", "Tests target switching in seeds 10 and 13."),
-    "smoke-2608": _Entry(_cohorts, "three", "Tries out the experiments on seeds 10 and 13."),
-    "matched-selection": _Entry(_matched, "three", "Chooses the map checkpoints under matched supervision."),
-    "matched-test": _Entry(_matched, "three", "Tests the maps under matched supervision."),
-    "matched-maps": _Entry(_matched, "all", "Trains the maps under matched supervision; not withheld from backbones."),
-    "eight-selection": _Entry(_eight, "all", "Chooses the checkpoints of the eight-node maps."),
-    "eight-test": _Entry(_eight, "all", "Tests eight-node continuation on graphs withheld from training."),
-    "eight-broad": _Entry(_eight, "all", "Tests eight-node continuation on a sample of all graphs."),
+    "pairs-2608-giver": _Entry(draws.cohorts, "three", "Gives in the cross-graph patches of seeds 10 and 13."),
+    "switching-2608": _Entry(draws.cohorts, "three", "Tests target switching in seeds 10 and 13."),
+    "smoke-2608": _Entry(draws.cohorts, "three", "Tries out the experiments on seeds 10 and 13."),
+    "matched-selection": _Entry(draws.matched, "three", "Chooses the map checkpoints under matched supervision."),
+    "matched-test": _Entry(draws.matched, "three", "Tests the maps under matched supervision."),
+    "matched-maps": _Entry(
+        draws.matched, "all", "Trains the maps under matched supervision; not withheld from backbones."
+    ),
+    "eight-selection": _Entry(draws.eight, "all", "Chooses the checkpoints of the eight-node maps."),
+    "eight-test": _Entry(draws.eight, "all", "Tests eight-node continuation on graphs withheld from training."),
+    "eight-broad": _Entry(draws.eight, "all", "Tests eight-node continuation on a sample of all graphs."),
 }
 
 NAMES: tuple[str, ...] = tuple(_REGISTER)
