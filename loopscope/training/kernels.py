@@ -88,9 +88,9 @@ def _add_norm_backward(
     seed = tl.program_id(1).to(tl.int64)
     col = tl.arange(0, D)
     gain = tl.load(GAIN + seed * D + col)[None, :]
-    dgain = tl.zeros((D,), tl.float32)
-    dshift = tl.zeros((D,), tl.float32)
-    dbias = tl.zeros((D,), tl.float32)
+    dgain = tl.zeros((R, D), tl.float32)  # summed over rows once, at the end: a sum across warps is slow
+    dshift = tl.zeros((R, D), tl.float32)
+    dbias = tl.zeros((R, D), tl.float32)
     for step in range(STEPS):
         row = (tl.program_id(0) * STEPS + step) * R + tl.arange(0, R)
         at = (seed * M + row)[:, None] * D + col[None, :]
@@ -99,18 +99,18 @@ def _add_norm_backward(
         rstd = tl.load(STATS + (seed * M + row) * 2 + 1, mask=row < M, other=0.0)[:, None]
         unit = (tl.load(OUT + at, mask=live, other=0.0) - mean) * rstd
         dn = tl.load(DN + at, mask=live, other=0.0).to(tl.float32)
-        dgain += tl.sum(dn * unit, 0)
-        dshift += tl.sum(dn, 0)
+        dgain += dn * unit
+        dshift += dn
         g = dn * gain
         dx = rstd * (g - tl.sum(g, 1)[:, None] / D - unit * (tl.sum(g * unit, 1)[:, None] / D))
         dx += tl.load(DOUT + at, mask=live, other=0.0)
-        dbias += tl.sum(tl.where(live, dx, 0.0), 0)
+        dbias += tl.where(live, dx, 0.0)
         tl.store(DX + at, dx, mask=live)
         tl.store(DY + at, dx.to(DY.dtype.element_ty), mask=live)
     place = PART + (seed * tl.num_programs(0) + tl.program_id(0)) * 3 * D + col
-    tl.store(place, dgain)
-    tl.store(place + D, dshift)
-    tl.store(place + 2 * D, dbias)
+    tl.store(place, tl.sum(dgain, 0))
+    tl.store(place + D, tl.sum(dshift, 0))
+    tl.store(place + 2 * D, tl.sum(dbias, 0))
 
 
 class _AddNorm(torch.autograd.Function):
@@ -145,7 +145,7 @@ class _AddNorm(torch.autograd.Function):
         out, stats, gain = ctx.saved_tensors
         seeds, rows, width = out.shape
         dx, dy = torch.empty_like(out), torch.empty_like(dn)
-        per, steps = 16, 4
+        per, steps = 8, 8
         programs = triton.cdiv(rows, per * steps)
         part = out.new_empty(seeds, programs, 3, width)
         _add_norm_backward[(programs, seeds)](
@@ -189,7 +189,7 @@ def _gelu_backward(X, BIAS, DH, DX, PART, M, F: tl.constexpr, BF: tl.constexpr, 
     seed = tl.program_id(2).to(tl.int64)
     col = tl.program_id(1) * BF + tl.arange(0, BF)
     bias = tl.load(BIAS + seed * F + col)[None, :]
-    total = tl.zeros((BF,), tl.float32)
+    total = tl.zeros((R, BF), tl.float32)
     for step in range(STEPS):
         row = (tl.program_id(0) * STEPS + step) * R + tl.arange(0, R)
         at = (seed * M + row)[:, None] * F + col[None, :]
@@ -198,9 +198,9 @@ def _gelu_backward(X, BIAS, DH, DX, PART, M, F: tl.constexpr, BF: tl.constexpr, 
         dh = tl.load(DH + at, mask=live, other=0.0).to(tl.float32)
         erf, bell = _erf_parts(x)
         dx = dh * (0.5 * (1 + erf) + x * 0.3989422804014327 * bell)
-        total += tl.sum(dx, 0)
+        total += dx
         tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=live)
-    tl.store(PART + (seed * tl.num_programs(0) + tl.program_id(0)) * F + col, total)
+    tl.store(PART + (seed * tl.num_programs(0) + tl.program_id(0)) * F + col, tl.sum(total, 0))
 
 
 class _Gelu(torch.autograd.Function):
