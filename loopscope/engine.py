@@ -55,16 +55,16 @@ def through(
         return layer.project(x.take(rows), torch.tensor(rows, dtype=torch.long, device=device), parts)
 
     x = Slab(x.rows, put("resid", x.data, x.rows, []))
-    if keyed == mixed:
+    q = k = v = x.data[:, None, :0]  # stand in where there are no rows to project
+    if keyed and keyed == mixed:
         q, k, v = project(keyed, "qkv")
-    elif keyed and mixed:
-        (k, v), (q,) = project(keyed, "kv"), project(mixed, "q")
-    elif keyed:
-        (k, v), q = project(keyed, "kv"), x.data
-    else:  # nothing of its own to be seen: `k` and `v` hold no rows
-        (q,) = project(mixed, "q")
-        k = v = q[..., :0, :]
-    k, v = put("k", k, keyed, []), put("v", v, keyed, [])
+    else:
+        if keyed:
+            k, v = project(keyed, "kv")
+        if mixed:
+            (q,) = project(mixed, "q")
+    if keyed:
+        k, v = put("k", k, keyed, []), put("v", v, keyed, [])
     own = Part(keyed, k, v, Fan(len(x.data)))
     if not mixed:
         return None, own

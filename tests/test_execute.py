@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.address import COMPONENTS, PER_HEAD, Address, Site, grid
+from loopscope.address import Address, Site, grid
 from loopscope.errors import InputError
 from loopscope.execute import CPU_BUDGET, check_programs, fit, run, sweep
 from loopscope.maps import Dense, DiagonalLowRank
@@ -20,7 +20,7 @@ from loopscope.plan import Sizes
 from loopscope.program import Call, F, Given, J, Program, Run, h
 from loopscope.tasks.graph_walk import GraphWalk, all_starts
 from loopscope.tasks.populations import mixed_strings, population
-from tests.tiny import ROWS, VOCABULARY, tiny_map, tiny_model, tiny_tokens
+from tests.tiny import ROWS, VOCABULARY, every_address, tiny_map, tiny_model, tiny_tokens
 
 MAPS = {"one": tiny_map(1), "two": tiny_map(2)}
 
@@ -30,16 +30,6 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-5) -> None:
 
 
 # Identities ----------------------------------------------------------------------------------------------------------
-
-
-def every_address(loops: int, layers: int) -> list[Address]:
-    """Every loop x layer x component, for each head and row alone, and for all together."""
-    found = []
-    for loop, layer, component in itertools.product(range(1, loops + 1), range(1, layers + 1), COMPONENTS):
-        heads = [None, *((i,) for i in range(4))] if component in PER_HEAD else [None]
-        for head, row in itertools.product(heads, [None, *((r,) for r in range(ROWS))]):
-            found.append(Address(loop, Site(layer, component, head, row)))
-    return found
 
 
 @pytest.mark.parametrize("kind", ["graph", "parity", "relations"])

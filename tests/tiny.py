@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
+from loopscope.address import COMPONENTS, PER_HEAD, Address, Site
 from loopscope.maps import DiagonalLowRank
 from loopscope.model import LoopedTransformer, ModelConfig
 
@@ -48,3 +51,13 @@ def tiny_tokens(examples: int, seed: int = 0, shared: int = 0) -> Tensor:
     tokens = torch.randint(0, VOCABULARY, (examples, ROWS), generator=generator)
     tokens[:, :shared] = tokens[0, :shared].clone()
     return tokens
+
+
+def every_address(loops: int, layers: int) -> list[Address]:
+    """Every loop x layer x component, for each head and row alone, and for all together."""
+    found = []
+    for loop, layer, component in itertools.product(range(1, loops + 1), range(1, layers + 1), COMPONENTS):
+        heads = [None, *((i,) for i in range(4))] if component in PER_HEAD else [None]
+        for head, row in itertools.product(heads, [None, *((r,) for r in range(ROWS))]):
+            found.append(Address(loop, Site(layer, component, head, row)))
+    return found
