@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from loopscope.address import Address
 from loopscope.errors import InputError, nearest
+from loopscope.files import first_line
+from loopscope.maps import not_finite
 from loopscope.plan import MAIN, Plan
 from loopscope.program import Call, Given, Map, Program
 from loopscope.protocol import LoopedModel, TokenMap
@@ -125,7 +127,9 @@ def check_names(
     for program in programs:
         visit(program, MAIN)
     for name in used:
-        _finite(name, maps[name])
+        step = maps[name]
+        if isinstance(step, nn.Module) and (bad := not_finite(step)):
+            raise InputError(f"map {name!r} holds NaN or infinity in its {bad}")
     return used
 
 
@@ -139,12 +143,6 @@ def check_numbers(programs: list[Program], addresses: list[Address], chunk: int 
             longest = max(program.loop_of(len(program.steps)) for program in programs)
             near = f"nearest: loop[{longest}].{address.site}"
             raise InputError(f"no program has loop {address.loop} to keep {address} ({near})")
-
-
-def _finite(name: str, step: TokenMap) -> None:
-    for label, tensor in step.named_parameters() if isinstance(step, nn.Module) else ():
-        if not torch.isfinite(tensor).all():
-            raise InputError(f"map {name!r} holds NaN or infinity in its {label}")
 
 
 def check_kinds(
@@ -173,7 +171,7 @@ def check_kinds(
             after = step(row)
         except RuntimeError as error:
             raise InputError(
-                f"map {name!r} does not take states of width {model.width}, {_dtype(row)}: {error}"
+                f"map {name!r} does not take states of width {model.width}, {_dtype(row)}: {first_line(error)}"
             ) from None
         if after.shape != row.shape or after.dtype != row.dtype:
             found = f"{_dtype(after)} of width {after.shape[-1]}"

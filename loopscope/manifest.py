@@ -79,6 +79,17 @@ def artefact_key(kind: str, config: dict[str, Any], inputs: Inputs | None = None
 def parse_tensors(data: bytes, source: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors in the bytes of a safetensors file; `source` names it in errors.
 
+    `DamagedError` for whatever `strict_tensors` refuses.
+    """
+    try:
+        return strict_tensors(data)
+    except ValueError as error:
+        raise damaged(source, "a safetensors file", str(error)) from error
+
+
+def strict_tensors(data: bytes) -> dict[str, Tensor]:
+    """The tensors in the bytes of a safetensors file; ValueError says in one line why there are none.
+
     Anything else, a pickle for one, is refused unopened; so is a tensor named twice, which safetensors lets pass.
     """
     try:
@@ -88,7 +99,7 @@ def parse_tensors(data: bytes, source: str | os.PathLike[str]) -> dict[str, Tens
         json.loads(data[8 : 8 + length], object_pairs_hook=_once_each)
         return safetensors.torch.load(data)
     except (KeyError, RecursionError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise damaged(source, "a safetensors file", first_line(error)) from error
+        raise ValueError(first_line(error)) from error
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

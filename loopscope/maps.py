@@ -22,11 +22,12 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from loopscope.errors import DamagedError, InputError, nearest
+from loopscope.files import damaged, first_line, read, sync_folder, write_synced
+from loopscope.manifest import strict_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_TYPE, FORMAT = "LOOPSCOPE_AFFINE", 1
@@ -170,7 +171,8 @@ def make_map(family: str, **settings: Any) -> AffineMap:
 def save_map(step: AffineMap, folder: str | Path) -> None:
     """Write a map as a new folder, complete or not at all.  Refuses a map with NaN, and a folder that exists."""
     folder = Path(folder)
-    _finite(step, "map")
+    if bad := not_finite(step):
+        raise InputError(f"map holds NaN or infinity in {bad}")
     if folder.exists():
         raise InputError(f"{folder} exists already; a saved map is never overwritten")
     if not folder.parent.is_dir():
@@ -179,13 +181,11 @@ def save_map(step: AffineMap, folder: str | Path) -> None:
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         tensors = {name: p.detach().cpu().contiguous() for name, p in step.named_parameters()}
-        save_file(tensors, draft / WEIGHTS_FILE)
-        (draft / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        for name in (WEIGHTS_FILE, CONFIG_FILE):
-            with open(draft / name, "rb") as handle:
-                os.fsync(handle.fileno())
+        write_synced(draft / WEIGHTS_FILE, serialize(tensors))
+        write_synced(draft / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
         os.chmod(draft, 0o755)
         os.rename(draft, folder)
+        sync_folder(folder.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -204,9 +204,9 @@ def load_map(folder: str | Path) -> AffineMap:
             raise InputError(f"{folder} is no saved map: it has no {needed.name}")
     step = _empty_map(config_file)
     try:
-        tensors = load_file(weights_file)
-    except SafetensorError as error:
-        raise DamagedError(f"{weights_file}: expected safetensors, found {_one_line(error)}") from None
+        tensors = strict_tensors(read(weights_file))
+    except ValueError as error:
+        raise damaged(weights_file, "safetensors", str(error)) from None
     for name, parameter in step.named_parameters():
         found = tuple(tensors[name].shape) if name in tensors else "nothing"
         if found != tuple(parameter.shape):
@@ -220,7 +220,8 @@ def load_map(folder: str | Path) -> AffineMap:
         )
     step = step.to_empty(device="cpu").to(tensors["b"].dtype)
     step.load_state_dict(tensors)
-    _finite(step, str(weights_file), DamagedError)
+    if bad := not_finite(step):
+        raise DamagedError(f"{weights_file} holds NaN or infinity in {bad}")
     return step
 
 
@@ -229,7 +230,7 @@ def _empty_map(config_file: Path) -> AffineMap:
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{config_file}: expected JSON, found {_one_line(error)}") from None
+        raise damaged(config_file, "JSON", first_line(error)) from None
     if not isinstance(config, dict):
         raise DamagedError(f"{config_file}: expected an object, found {str(config)[:60]!r}")
     if config.get("peft_type") != PEFT_TYPE:
@@ -255,11 +256,6 @@ def _generator(seed: int | None) -> torch.Generator | None:
     return None if seed is None else torch.Generator().manual_seed(seed)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _finite(step: AffineMap, what: str, error: type[Exception] = InputError) -> None:
-    for name, parameter in step.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise error(f"{what} holds NaN or infinity in {name}")
+def not_finite(step: nn.Module) -> str | None:
+    """Name of the first parameter that holds NaN or infinity, if there is one."""
+    return next((name for name, parameter in step.named_parameters() if not torch.isfinite(parameter).all()), None)
