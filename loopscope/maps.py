@@ -171,24 +171,33 @@ def make_map(family: str, **settings: Any) -> AffineMap:
 def save_map(step: AffineMap, folder: str | Path) -> None:
     """Write a map as a new folder, complete or not at all.  Refuses a map with NaN, and a folder that exists."""
     folder = Path(folder)
-    if bad := not_finite(step):
-        raise InputError(f"map holds NaN or infinity in {bad}")
+    files = map_files(step)
     if folder.exists():
         raise InputError(f"{folder} exists already; a saved map is never overwritten")
     if not folder.parent.is_dir():
         raise InputError(f"cannot write {folder}: there is no folder {folder.parent}")
-    config = {"peft_type": PEFT_TYPE, "format": FORMAT, "family": step.family, **step.settings()}
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        tensors = {name: p.detach().cpu().contiguous() for name, p in step.named_parameters()}
-        write_synced(draft / WEIGHTS_FILE, serialize(tensors))
-        write_synced(draft / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+        for name, data in files.items():
+            write_synced(draft / name, data)
         os.chmod(draft, 0o755)
         os.rename(draft, folder)
         sync_folder(folder.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def map_files(step: AffineMap) -> dict[str, bytes]:
+    """The files of a saved map by name; InputError for a map with NaN or infinity."""
+    if bad := not_finite(step):
+        raise InputError(f"map holds NaN or infinity in {bad}")
+    config = {"peft_type": PEFT_TYPE, "format": FORMAT, "family": step.family, **step.settings()}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in step.named_parameters()}
+    return {
+        WEIGHTS_FILE: serialize(tensors),
+        CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True).encode() + b"\n",
+    }
 
 
 def load_map(folder: str | Path) -> AffineMap:

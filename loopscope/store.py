@@ -24,8 +24,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,12 +205,37 @@ class Store:
         `device` is where the content was computed; the manifest says it in words.
         """
         what = identity(kind, config, inputs)
-        manifest = Manifest(key=digest(what), files={}, **what, **circumstances(torch.device(device)))
-        with self._scratch(kind, manifest.key) as scratch:
-            draft = Draft(scratch / "artefact", manifest)
+        with self._draft(Manifest(key=digest(what), files={}, **what, **circumstances(torch.device(device)))) as draft:
             yield draft
-            write_synced(draft._folder / MANIFEST, manifest_text(asdict(manifest)))
-            draft.artefact = self._commit(draft, scratch)
+
+    def adopt(self, artefact: Artefact) -> Artefact:
+        """Copy an artefact of another store as it is, manifest included: same key, same bytes; whole or not at all.
+
+        Every file is checked on the way: `DamagedError` if the original is not whole.  If a whole artefact of the same
+        key is here, that one is kept and given; a damaged one is replaced.
+        """
+        with self._draft(replace(artefact.manifest, files={})) as draft:
+            for name in artefact.manifest.files:
+                draft.bytes(name, artefact.bytes(name))
+        return draft.artefact
+
+    def remove(self, kind: str, key: str) -> bool:
+        """Take out the artefact with this whole key, in whatever state it is; False if it is not there.
+
+        It goes out of sight at once and is deleted then, so that half of it is never visible.  Whoever still has it
+        open may get a `DamagedError` from the next read.
+        """
+        if not (isinstance(key, str) and KEY.fullmatch(key)):
+            raise InputError(f"{kind} {key!r}: to remove an artefact, give all 64 hexadecimal digits of its key")
+        folder = self.root / kind
+        if key not in self._keys(kind):
+            return False
+        with self._scratch(kind, key) as scratch, reporting("remove", folder / key), locked(folder / ".lock"):
+            if not os.path.lexists(folder / key):  # another process was faster
+                return False
+            (folder / key).rename(scratch / "removed")
+            sync_folder(folder)  # a machine that stops half-way through the deletion must not show it again
+            return True
 
     def find(self, kind: str, config: dict[str, Any], inputs: Inputs | None = None) -> Artefact | None:
         """The artefact made from exactly this, or None if it has to be made.
@@ -236,6 +261,17 @@ class Store:
             close = difflib.get_close_matches(key, keys, n=3, cutoff=0.0)
             raise InputError(f"{self.root} has no {kind} {key!r} among {len(keys)} (nearest: {', '.join(close)})")
         return self._load(kind, found[0])
+
+    def all(self, kind: str) -> tuple[Artefact, ...]:
+        """Every readable artefact of a kind, by key, after the quick check of `list`.
+
+        What is damaged, of a newer schema or without permission is left out; `list` and `verify` name it.
+        """
+        found = []
+        for key in self._keys(kind):
+            with suppress(LoopscopeError):
+                found.append(self._load(kind, key))
+        return tuple(found)
 
     def list(self) -> tuple[Status, ...]:
         """Every visible artefact, by kind and key, after a quick check: manifest and file sizes, no hashing."""
@@ -305,6 +341,15 @@ class Store:
             with reporting("write to", folder):
                 (folder / "artefact").mkdir()
             yield folder
+
+    @contextmanager
+    def _draft(self, manifest: Manifest) -> Iterator[Draft]:
+        """A draft with this manifest, to which the block adds the files; committed when the block ends."""
+        with self._scratch(manifest.kind, manifest.key) as scratch:
+            draft = Draft(scratch / "artefact", manifest)
+            yield draft
+            write_synced(draft._folder / MANIFEST, manifest_text(asdict(draft.manifest)))
+            draft.artefact = self._commit(draft, scratch)
 
     def _commit(self, draft: Draft, scratch: Path) -> Artefact:
         folder = self.root / draft.manifest.kind / draft.manifest.key

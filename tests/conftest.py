@@ -16,7 +16,9 @@ from jaxtyping import install_import_hook
 ANSWER_THEMSELVES = {"loopscope.execute", "loopscope.manifest", "loopscope.stats", "loopscope.store", "loopscope.tasks"}
 # The functions inside its functions would be decorated, which means compiled, anew at every call of the outer one.
 TOO_SLOW = {"loopscope.engine"}
-UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW
+# Triton compiles the source of its kernels, and their annotations are words of its own language.
+COMPILED = {"loopscope.training.kernels"}
+UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW | COMPILED
 
 
 def _checked_modules() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from loopscope import cli
 from loopscope.maps import DiagonalLowRank, save_map
 from loopscope.store import Store
+from tests.test_zoo import flip, put_backbone, put_fit
 
 
 def loopscope(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -88,6 +90,41 @@ def test_store_commands(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert loopscope(capsys, "store", "verify")[0] == 0
 
 
+def test_zoo_commands(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(here / "store")
+    put_fit(store, put_backbone(store, seed=3))
+    orphan = put_backbone(store, seed=4)
+    monkeypatch.setenv("LOOPSCOPE_ZOO", "zoo")
+    assert loopscope(capsys, "zoo", "list")[0] == 2
+    code, out, _ = loopscope(capsys, "zoo", "add", "one-1@d8l6-3", "--json")
+    added = json.loads(out)["entries"]
+    assert code == 0
+    assert [entry["name"] for entry in added] == ["d8l6-3", "one-1@d8l6-3"]
+    assert loopscope(capsys, "zoo", "add", orphan.key[:12], "--store", "store", "--zoo", "other")[0] == 0
+    code, out, _ = loopscope(capsys, "zoo", "list", "--json")
+    assert code == 0
+    assert json.loads(out)["entries"] == added
+    code, out, _ = loopscope(capsys, "zoo", "list", "--zoo", "other")
+    assert code == 0
+    assert "d8l6-4" in out
+    for arguments in (["--json"], []):
+        code, out, err = loopscope(capsys, "zoo", "verify", *arguments)
+        assert (code, err) == (0, "")
+    # A map needs its backbone, and a damaged weight is noticed.
+    flip(here / "zoo" / "backbone" / added[0]["key"] / "weights.safetensors")
+    code, out, err = loopscope(capsys, "zoo", "verify", "--json")
+    assert code == 3
+    assert [(row["name"], row["state"]) for row in json.loads(out)["entries"]] == [
+        ("d8l6-3", "damaged"),
+        ("one-1@d8l6-3", "damaged"),
+    ]
+    assert err == f"loopscope: 2 of 2 entries of {here / 'zoo'} cannot be used\n"
+    (here / "zoo" / "backbone" / added[0]["key"] / "weights.safetensors").unlink()
+    code, out, err = loopscope(capsys, "zoo", "list")
+    assert code == 0
+    assert err == "loopscope: 1 more cannot be read; `loopscope zoo verify` says why\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -109,6 +146,11 @@ def test_store_commands(capsys: pytest.CaptureFixture[str], here: Path) -> None:
         (["nonsense"], 2, "No such command 'nonsense'"),
         (["store", "list", "--store", "nowhere"], 2, "there is no store at nowhere"),
         (["maps", "show", "nowhere"], 2, "nowhere is no saved map"),
+        (["zoo", "list", "--zoo", "nowhere"], 2, "there is no zoo at nowhere; name one with --zoo or LOOPSCOPE_ZOO"),
+        (["zoo", "verify", "--zoo", "nowhere"], 2, "there is no zoo at nowhere"),
+        (["zoo", "add", "d8l6-3", "--store", "nowhere", "--zoo", "zoo"], 2, "there is no store at nowhere"),
+        (["zoo", "add", "d8l6-3", "--store", ".", "--zoo", "zoo"], 2, "has no backbone or map 'd8l6-3' among 0"),
+        (["zoo", "add"], 2, "Missing argument"),
     ],
 )
 def test_bad_input_gets_one_line(
@@ -135,3 +177,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Commands" in out + err
     assert code in (0, 2)
     assert "loopscope: " not in err
+
+
+def test_starting_imports_nothing_heavy() -> None:
+    code = "import sys; from loopscope.cli import main; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    version = subprocess.run([sys.executable, "-m", "loopscope.cli", "--version"], capture_output=True, check=True)
+    assert version.stdout == b"loopscope 0.1.0\n"

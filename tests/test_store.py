@@ -1,4 +1,4 @@
-"""The store in one process: keys, round trips, deterministic bytes, refusals, listing and cleaning."""
+"""The store: keys, round trips, deterministic bytes, refusals, removing, adopting, listing and cleaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from safetensors.torch import save
 import loopscope
 from loopscope.errors import DamagedError, InputError
 from loopscope.files import StoreError
-from loopscope.manifest import MANIFEST, artefact_key, parse_tensors
+from loopscope.manifest import MANIFEST, artefact_key, manifest_text, parse_tensors
 from loopscope.store import Artefact, Store
 
 
@@ -465,6 +469,200 @@ def test_unparsable_json_is_damage(store: Store, data: bytes) -> None:
         draft.artefact.json("x.json")
 
 
+# All of a kind, removing, adopting ------------------------------------------------------------------------------------
+
+
+def test_all_gives_what_can_be_read(store: Store) -> None:
+    whole, flipped, short, newer = (put(store, {"i": i}) for i in range(4))
+    put(store, {"i": 0}, kind="backbone")
+    (flipped.folder / "data.bin").write_bytes(b"Content")
+    (short.folder / "data.bin").write_bytes(b"conten")
+    body = json.loads((newer.folder / MANIFEST).read_bytes())
+    del body["digest"]
+    (newer.folder / MANIFEST).write_bytes(manifest_text({**body, "schema": 2}))
+    found = store.all("map")
+    # As in `list`, hashes are left to the reader.
+    assert [artefact.key for artefact in found] == sorted([whole.key, flipped.key])
+    assert {artefact.key: artefact for artefact in found}[whole.key] == whole
+    assert store.all("maps") == store.all("../map") == ()
+
+
+@pytest.mark.parametrize("state", ["whole", "bit", "no manifest", "a file", "a dangling link"])
+def test_remove_takes_out_one_artefact_in_any_state(store: Store, state: str) -> None:
+    kept, gone = put(store, {"i": 0}), put(store, {"i": 1})
+    if state == "bit":
+        (gone.folder / "data.bin").write_bytes(b"Content")
+    elif state == "no manifest":
+        (gone.folder / MANIFEST).unlink()
+    elif state != "whole":
+        shutil.rmtree(gone.folder)
+        gone.folder.touch() if state == "a file" else gone.folder.symlink_to(kept.folder)
+    assert store.remove("map", gone.key) is True
+    assert store.remove("map", gone.key) is False
+    assert store.find("map", {"i": 1}) is None
+    assert [(each.key, each.state) for each in store.verify()] == [(kept.key, "ok")]
+    assert everything_under(store.root) == {f"map/{kept.key}/data.bin", f"map/{kept.key}/{MANIFEST}"}
+    assert put(store, {"i": 1}).key == gone.key
+
+
+def test_remove_needs_a_whole_key_and_makes_nothing(store: Store) -> None:
+    assert store.remove("map", "0" * 64) is False
+    assert store.remove("../map", "0" * 64) is False
+    assert not store.root.exists()
+    artefact = put(store, {})
+    for bad in ("", artefact.key[:63], artefact.key.upper(), f"../map/{artefact.key}", ".lock", 7, None):
+        with pytest.raises(InputError, match="give all 64 hexadecimal digits") as caught:
+            store.remove("map", bad)
+        assert "\n" not in str(caught.value)
+    assert store.remove("backbone", artefact.key) is False
+    assert [each.state for each in store.verify()] == ["ok"]
+
+
+def test_who_has_a_removed_artefact_open_is_told(store: Store) -> None:
+    artefact = put(store, {})
+    store.remove("map", artefact.key)
+    with pytest.raises(DamagedError, match=r"data\.bin: expected a file, found none"):
+        artefact.bytes("data.bin")
+
+
+def test_of_many_that_remove_one_artefact_one_does(store: Store) -> None:
+    for _ in range(5):
+        artefact = put(store, {})
+        with ThreadPoolExecutor(4) as pool:
+            done = list(pool.map(store.remove, ["map"] * 4, [artefact.key] * 4))
+        assert sorted(done) == [False, False, False, True]
+    assert everything_under(store.root) == set()
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_adopted_artefact_is_the_same_in_every_byte(store: Store, tmp_path: Path, monkeypatch) -> None:
+    with store.write("map", {"rank": 8}, {"backbone": "b" * 64}) as draft:
+        draft.json("z.json", [1])
+        draft.tensors("a.safetensors", {"A": torch.ones(3)})
+    original, other = draft.artefact, Store(tmp_path / "other")
+    monkeypatch.setattr(loopscope, "__version__", "9.9.9")  # nothing of here and now may come in
+    copy = other.adopt(original)
+    assert copy.folder == other.root / "map" / original.key
+    assert copy.manifest == original.manifest
+    assert bytes_of(copy.folder) == bytes_of(original.folder)
+    assert other.find("map", {"rank": 8}, {"backbone": "b" * 64}) == copy
+    assert [each.state for each in other.verify()] == ["ok"]
+    shutil.rmtree(store.root)
+    copy.verify()
+
+
+def test_adopt_keeps_a_whole_artefact_and_replaces_a_damaged_one(store: Store, tmp_path: Path) -> None:
+    original, other = put(store, {}, data=b"theirs"), Store(tmp_path / "other")
+    own = put(other, {}, data=b"ours")
+    assert other.adopt(original) == own
+    assert other.find("map", {}).bytes("data.bin") == b"ours"
+    (own.folder / "data.bin").write_bytes(b"OURS")
+    assert other.adopt(original).bytes("data.bin") == b"theirs"
+    assert other.adopt(other.find("map", {})).bytes("data.bin") == b"theirs"  # its own: nothing to do
+    assert everything_under(other.root) == {f"map/{own.key}/data.bin", f"map/{own.key}/{MANIFEST}"}
+
+
+@pytest.mark.parametrize("harm", ["bit", "missing", "removed"])
+def test_a_damaged_artefact_is_not_adopted(store: Store, tmp_path: Path, harm: str) -> None:
+    original, other = put(store, {}), Store(tmp_path / "other")
+    if harm == "bit":
+        (original.folder / "data.bin").write_bytes(b"Content")
+    elif harm == "missing":
+        (original.folder / "data.bin").unlink()
+    else:
+        store.remove("map", original.key)
+    with pytest.raises(DamagedError, match=f"^{original.folder / 'data.bin'}: expected"):
+        other.adopt(original)
+    assert everything_under(other.root) == set()
+
+
+def kill_before_every_operation(action: str, folder: Path) -> list[int]:
+    """Do `action` on copies of `folder / action`, killed before its 1st, 2nd, ... file operation; exit codes.
+
+    The copies are `folder / f"{action}-1"` and so on; the last is that of the child which came to its end.
+    """
+    statuses: list[int] = []
+    (artefact,) = Store(folder / "source").all("map")
+    for event in range(1, 200):
+        store = Store(shutil.copytree(folder / action, folder / f"{action}-{event}"))
+        if (child := os.fork()) == 0:
+            try:
+                die_before(event)
+                store.remove("map", artefact.key) if action == "remove" else store.adopt(artefact)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        if statuses[-1] != -signal.SIGKILL:
+            break
+    return statuses
+
+
+def die_before(event: int) -> None:
+    """From now on count this process's file operations; SIGKILL it just before the `event`-th."""
+    left = event
+
+    def count_and_die(name: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if name == "open" or name.startswith(("os.", "fcntl.", "shutil.")):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count_and_die)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+    """The stores that killed processes left, and how those ended, by action.
+
+    One process that has imported everything forks them: this one may have threads, with which it must not fork.
+    """
+    folder = tmp_path_factory.mktemp("killed")
+    put(Store(folder / "source"), {"i": 0}, data=b"theirs")
+    for action in ("remove", "adopt", "adopt-over-damage"):
+        put(Store(folder / action), {"i": 1})
+    put(Store(folder / "remove"), {"i": 0})
+    (put(Store(folder / "adopt-over-damage"), {"i": 0}).folder / "data.bin").write_bytes(b"Content")
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, __file__, folder], env=alone, stdout=subprocess.PIPE, check=True)
+    return folder, json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("action", ["remove", "adopt", "adopt-over-damage"])
+def test_killed_before_every_file_operation(killed: tuple[Path, dict[str, list[int]]], action: str) -> None:
+    folder, statuses = killed[0], killed[1][action]
+    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
+    assert len(statuses) > 15
+    (original,) = Store(folder / "source").all("map")
+    other, seen = artefact_key("map", {"i": 1}), []
+    for event in range(1, len(statuses) + 1):
+        store = Store(folder / f"{action}-{event}")
+        states = {each.key: each.state for each in store.verify()}
+        assert states.pop(other) == "ok"
+        seen.append(states.pop(original.key, "absent"))
+        assert states == {}
+        assert len(list(store.root.glob("map/.draft-*"))) <= 1
+        # Whatever was left, the same step is done again, and what dead processes left can be cleaned up.
+        if action == "remove":
+            assert store.remove("map", original.key) is (seen[-1] == "ok")
+        else:
+            assert bytes_of(store.adopt(original).folder) == bytes_of(original.folder)
+        store.gc()
+        there = {"map/" + key for key in ((other,) if action == "remove" else (other, original.key))}
+        assert everything_under(store.root) == {f"{path}/{name}" for path in there for name in ("data.bin", MANIFEST)}
+    expected = {
+        "remove": ["ok", "absent"],
+        "adopt": ["absent", "ok"],
+        "adopt-over-damage": ["damaged", "absent", "ok"],
+    }[action]
+    assert list(dict.fromkeys(seen)) == expected
+    assert seen == sorted(seen, key=expected.index)  # it never goes back
+
+
 # Listing, verifying, cleaning -----------------------------------------------------------------------------------------
 
 
@@ -554,3 +752,9 @@ def test_gc_removes_damaged_artefacts_only_if_asked(store: Store) -> None:
     assert [each.key for each in store.list()] == [good.key]
     assert store.find("map", {"i": 1}) is None
     assert len(everything_under(store.root)) == 2
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    actions = ("remove", "adopt", "adopt-over-damage")
+    print(json.dumps({action: kill_before_every_operation(action, place) for action in actions}))

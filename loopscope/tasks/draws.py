@@ -22,6 +22,7 @@ MATCHED_SEEDS = {"matched-selection": 2026092611, "matched-test": 2026092612, "m
 EIGHT_BROAD_SEED = 2026092402
 EIGHT_LOCK_SEED = 40320
 """Our own choice, 8!: the seeds of the reference study's eight-node locks are not on record."""
+TINY_SEED = 720
 
 
 @cache
@@ -146,3 +147,10 @@ def eight() -> Mapping[str, Graphs]:
         "eight-test": locks[512:1024],
         "eight-broad": tuple(universe[index] for index in broad),
     }
+
+
+@cache
+def tiny() -> Mapping[str, Graphs]:
+    """Six-node graphs for tests and tutorials: 72 of the 720 choose checkpoints, another 72 are for testing."""
+    shuffled = _shuffled(itertools.permutations(range(6)), TINY_SEED)
+    return {"tiny-selection": shuffled[:72], "tiny-test": shuffled[72:144]}

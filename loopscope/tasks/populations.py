@@ -14,6 +14,7 @@ How the populations come about (sizes in graphs):
     ...-3001    reserve; 3001 draws from all swaps the three left over; 2608 draws from all swaps
     matched-... the pools of the matched-supervision study, drawn without regard to the locks above
     eight-...   the pools of the eight-node study
+    tiny-...    six-node graphs for tests and tutorials
 
 In a pair of populations, row i of the giver is the graph whose run gives its state, row i of the receiver the graph
 whose run receives it.  An *instance* is a graph with one of its starts; a *label rule* says which instances count.
@@ -142,6 +143,8 @@ OWN_SHA256: Mapping[str, str] = {
     "eight-selection": "819d7865eb45041c5ca7d3064536dff74155a4b9ccb8a3f7bd73b5854c101ae6",
     "eight-test": "bca86a9c62186b28c1cb8facebe590837ca6b45e2431c3ce88212ff95a961d4c",
     "eight-broad": "eb3cdcb2ccd3ba658761120ab26d4591ba2e6a90db7187d39e28c18d0c5fd2d1",
+    "tiny-selection": "31954d90ed07bb8827e47116c6602b7bbc9150933dfdd19a0d5ba4c3c54629f2",
+    "tiny-test": "65ec1d7a71f3d690f42ff200056c3e1e5d31e496451b7f4b09f7dd84143c1759",
 }
 """Regression values of our own, for sets that the reference study gives no fingerprint of."""
 
@@ -199,6 +202,8 @@ _REGISTER: Mapping[str, _Entry] = {
     "eight-selection": _Entry(draws.eight, "all", "Chooses the checkpoints of the eight-node maps."),
     "eight-test": _Entry(draws.eight, "all", "Tests eight-node continuation on graphs withheld from training."),
     "eight-broad": _Entry(draws.eight, "all", "Tests eight-node continuation on a sample of all graphs."),
+    "tiny-selection": _Entry(draws.tiny, "all", "Chooses the checkpoints of the tiny recipes."),
+    "tiny-test": _Entry(draws.tiny, "all", "Tests the tiny recipes on graphs withheld from training."),
 }
 
 NAMES: tuple[str, ...] = tuple(_REGISTER)
@@ -208,6 +213,7 @@ HELD_OUT: Mapping[str, tuple[str, ...]] = {
     "main": ("selection", "discovery", "confirmation", "rings", "smoke", "swaps"),
     "matched": ("matched-selection", "matched-test"),
     "eight": ("eight-selection", "eight-test"),
+    "tiny": ("tiny-selection", "tiny-test"),
 }
 """For each study, the populations its backbones never see in training."""
 
@@ -255,7 +261,7 @@ def _held_out(study: str) -> tuple[int, ...]:
 
 
 def held_out(study: str) -> Int[Tensor, " codes"]:
-    """Codes of the graphs withheld from training in a study ("main", "matched" or "eight"), ascending.
+    """Codes of the graphs withheld from training in a study (see `HELD_OUT`), ascending.
 
     Raises InputError for an unknown study.  Made for `graph_walk.is_held_out`.
     """

@@ -1,0 +1,102 @@
+"""Trained artefacts: what backbones and fitted maps are called, and how they become modules again.
+
+    backbone   config {"recipe": {"name": "d8l6", "model": {...}, ...}, "seed": 3}
+               weights.safetensors (named as in the model's state_dict), result.json
+    map        config {"recipe": {"name": "one", ...}, "fit": 1}, inputs {"backbone": its key}
+               adapter_config.json, adapter_model.safetensors (a saved map), result.json
+
+Both loaders hash what they read.  What does not fit is damage, told with file, expectation and finding.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from loopscope.errors import InputError, LoopscopeError
+from loopscope.files import damaged
+from loopscope.manifest import MANIFEST
+from loopscope.maps import AffineMap, load_map, not_finite
+from loopscope.model import LoopedTransformer, ModelConfig
+from loopscope.store import Artefact, Store
+
+BACKBONE, MAP = "backbone", "map"
+WEIGHTS, RESULT = "weights.safetensors", "result.json"
+
+EXACT = (torch.bfloat16, torch.float16, torch.float32)
+"""Types whose every value fp32 holds."""
+
+
+def name_of(artefact: Artefact) -> str:
+    """What people call it: "d8l6-3" (recipe and seed) for a backbone, "one-1@d8l6-3" (recipe, fit, backbone) for a map.
+
+    A backbone that is not in the map's store, and an artefact of another make, go by the first 8 digits of their key.
+    Names are for people: two recipes may share one, keys never collide.
+    """
+    manifest = artefact.manifest
+    match manifest.kind, manifest.config:
+        case "backbone", {"recipe": {"name": str(recipe)}, "seed": int(seed)}:
+            return f"{recipe}-{seed}"
+        case "map", {"recipe": {"name": str(recipe)}, "fit": int(fit)} if BACKBONE in manifest.inputs:
+            return f"{recipe}-{fit}@{_backbone_name(artefact)}"
+    return artefact.key[:8]
+
+
+def _backbone_name(fit: Artefact) -> str:
+    key = fit.manifest.inputs[BACKBONE]
+    try:
+        return name_of(Store(fit.folder.parent.parent).open(BACKBONE, key))
+    except LoopscopeError:
+        return key[:8]
+
+
+def load_backbone(artefact: Artefact) -> LoopedTransformer:
+    """A trained backbone on the CPU: fp32, in eval mode, its parameters frozen.  Draws no random numbers.
+
+    Raises InputError for an artefact of another kind; DamagedError when the model's settings do not fit, or a tensor is
+    missing, unknown, misshapen, of a type that fp32 does not hold, or not finite.
+    """
+    _expect_kind(artefact, BACKBONE)
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
+        model = LoopedTransformer(_model_config(artefact))
+    tensors = artefact.tensors(WEIGHTS)
+    path = artefact.folder / WEIGHTS
+    expected = model.state_dict()
+    for name, parameter in expected.items():
+        shape = tuple(tensors[name].shape) if name in tensors else "nothing"
+        if shape != tuple(parameter.shape):
+            raise damaged(path, f"{name} of shape {tuple(parameter.shape)}", str(shape))
+    if extra := tensors.keys() - expected.keys():
+        raise damaged(path, f"the {len(expected)} tensors of the model", f"also {min(extra)!r}")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in EXACT:
+            raise damaged(path, f"{name} as bf16, fp16 or fp32", str(tensor.dtype))
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+    if bad := not_finite(model):
+        raise damaged(path, "finite weights", f"NaN or infinity in {bad}")
+    return model.eval().requires_grad_(False)
+
+
+def load_fit(artefact: Artefact) -> AffineMap:
+    """A fitted map J, as `load_map` gives it, after hashing its files.
+
+    Raises InputError for an artefact of another kind, DamagedError as `load_map` does.
+    """
+    _expect_kind(artefact, MAP)
+    artefact.verify()
+    return load_map(artefact.folder)
+
+
+def _expect_kind(artefact: Artefact, kind: str) -> None:
+    if artefact.manifest.kind != kind:
+        raise InputError(f"{artefact.folder} is a {artefact.manifest.kind}, not a {kind}")
+
+
+def _model_config(backbone: Artefact) -> ModelConfig:
+    path = backbone.folder / MANIFEST
+    match backbone.manifest.config:
+        case {"recipe": {"model": dict(settings)}}:
+            try:
+                return ModelConfig.from_dict(settings)
+            except InputError as error:
+                raise damaged(path, "the settings of a model", str(error)) from None
+    raise damaged(path, "the settings of a model under config.recipe.model", "none")

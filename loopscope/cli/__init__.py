@@ -1,0 +1,10 @@
+"""The command line.  Every command is thin: it parses, calls the library, prints a table or, with --json, one object.
+
+Each group of commands is a module that hangs them on `app` of `loopscope.cli.app`.  A new group: write its module and
+name it below.
+"""
+
+from loopscope.cli import benches, programs, stores, training
+from loopscope.cli.app import main
+
+__all__ = ["benches", "main", "programs", "stores", "training"]

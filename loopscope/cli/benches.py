@@ -1,0 +1,79 @@
+"""Benchmarks of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from loopscope.cli.app import AsJson, app, print_json, print_table
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: the plain way beside ours.")
+app.add_typer(bench_app, name="bench")
+
+
+@contextmanager
+def _spinner() -> Iterator[Callable[[str], None]]:
+    """What is being measured, and for how long; gives the function to tell it."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda name: progress.update(task, description=name)
+
+
+@bench_app.command("patching")
+def bench_patching(as_json: AsJson = False) -> None:
+    """Patching sweeps the plain way (one full run each, as hook-based tools do) and by the executor."""
+    import torch
+
+    from loopscope import bench
+
+    with _spinner() as tell:
+        timings = bench.bench_patching(tell)
+    if as_json:
+        machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+        return print_json({**machine, "cases": [asdict(t) for t in timings]})
+    print_table(
+        f"Patching, {torch.get_num_threads()} threads; work in forward-equivalents",
+        ("case", "examples", "runs", "plain s", "ours s", "ratio", "plain work", "our work", "largest difference"),
+        (
+            (t.case, t.examples, t.programs, f"{t.plain_s:.2f}", f"{t.ours_s:.3f}", f"{t.ratio:.1f}",
+             f"{t.plain_work:.2f}", f"{t.ours_work:.2f}", f"{t.max_abs_diff:.1e}")
+            for t in timings
+        ),
+    )  # fmt: skip
+
+
+@bench_app.command("train")
+def bench_train(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto", as_json: AsJson = False
+) -> None:
+    """Training: the plain eager loop of a recipe, and ours.  On a CPU the tiny recipes, on a GPU those of the paper."""
+    from loopscope.training.bench import bench_training
+    from loopscope.training.jobs import pick_device
+
+    chosen = pick_device(device)
+    with _spinner() as tell:
+        machine, timings = bench_training(chosen, tell)
+    if as_json:
+        return print_json({**asdict(machine), "cases": [asdict(t) for t in timings]})
+    peak = f", bf16 peak {machine.peak_tflops:.0f} TFLOP/s" if machine.peak_tflops else ""
+    print_table(
+        f"Training on {machine.device}{peak}; ms for one member and update",
+        ("case", "eager ms", "ours ms", "ratio", "TFLOP/s", "of peak", "updates", "whole run s", "GiB"),
+        (
+            (t.case, _number(t.eager_ms, ".2f"), f"{t.ours_ms:.3f}", _number(t.ratio, ".1f"), f"{t.tflops:.3g}",
+             _number(t.share_of_peak, ".0%"), f"{t.updates:,}", f"{t.projected_s:.0f}", _number(t.memory_gib, ".1f"))
+            for t in timings
+        ),
+    )  # fmt: skip
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,115 @@
+"""Programs and what they run on: the evaluation populations, the price of a program, saved maps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from loopscope.model import ModelConfig
+
+maps_app = typer.Typer(no_args_is_help=True, help="Saved maps J.")
+app.add_typer(maps_app, name="maps")
+
+
+@app.command()
+def populations(as_json: AsJson = False) -> None:
+    """List the evaluation populations: name, graphs, kept instances, fingerprint.  All are regenerated and checked."""
+    from loopscope.tasks.populations import listing
+
+    rows = listing()
+    if as_json:
+        return print_json({"populations": rows})
+    print_table(
+        "Evaluation populations (kept: instances that pass the label rule, over all starts)",
+        ("name", "rule", "sha256", "graphs", "kept"),
+        ((r["name"], r["rule"], r["sha256"][:16], f"{r['graphs']:,}", f"{r['kept']:,}") for r in rows),
+        left=3,
+    )
+
+
+@app.command()
+def plan(
+    programs: Annotated[list[str], typer.Argument(help='Programs, such as "F6 J:one F".')],
+    model: Annotated[
+        str, typer.Option(help="graph-walk, parity, relations, or a JSON file of settings.")
+    ] = "graph-walk",
+    tokens: Annotated[int, typer.Option(help="Rows of the input; 0: the model's position table, or 35.")] = 0,
+    row: Annotated[list[int] | None, typer.Option(help="A row to read (repeatable; default: the last).")] = None,
+    read: Annotated[str, typer.Option(help="Where to read: last, calls or all.")] = "last",
+    as_json: AsJson = False,
+) -> None:
+    """Check programs against a model and say what running them together costs, without running anything."""
+    from loopscope.execute import check_programs
+    from loopscope.plan import Sizes
+
+    config = _model_config(model)
+    length = tokens or config.positions or 35
+    if length < 1 or 0 < config.positions < length:
+        near = 1 if length < 1 else config.positions
+        raise InputError(f"--tokens {length} does not fit: 1..{config.positions or 'any'} (nearest: {near})")
+    checked = check_programs(programs, Sizes(config.layers, config.heads, length), read=read, rows=row or [-1])
+    calls = [program.calls for program in checked.paths]
+    plain = [max(1, config.layers * length * count) for count in calls]
+    report: dict[str, Any] = {
+        "programs": [
+            {"program": str(p), "calls": p.calls, "points": list(p.points), "forwards": cost / max(plain)}
+            for p, cost in zip(checked.paths, plain, strict=True)
+        ],
+        "distinct_calls": checked.calls,
+        "forwards": checked.rows / max(plain),
+    }
+    if as_json:
+        return print_json(report)
+    rows = ((p["program"], p["calls"], f"{p['forwards']:.3f}") for p in report["programs"])
+    print_table("Programs (cost alone, in plain runs of the longest)", ("program", "calls", "cost"), rows)
+    print(f"together: {report['distinct_calls']} distinct calls, cost {report['forwards']:.3f}")
+    print("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
+
+
+def _model_config(name: str) -> ModelConfig:
+    from loopscope.model import ModelConfig, graph_walk_config, parity_config, relations_config
+
+    presets = {"graph-walk": graph_walk_config, "parity": parity_config, "relations": relations_config}
+    if name in presets:
+        return presets[name]()
+    path = Path(name)
+    if not path.is_file():
+        raise InputError(f"no model {name!r}: neither a file nor one of {', '.join(presets)}{nearest(name, presets)}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{path} is not JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must hold one JSON object of model settings")
+    return ModelConfig.from_dict(values)
+
+
+@maps_app.command("show")
+def maps_show(folder: Path, as_json: AsJson = False) -> None:
+    """What a saved map is, and how far it is from the identity."""
+    import torch
+
+    from loopscope.maps import load_map
+
+    step = load_map(folder)
+    W, b = step.linear().detach().double(), step.b.detach().double()
+    singular = torch.linalg.svdvals(W - torch.eye(step.width, dtype=torch.float64))
+    report = {
+        "folder": str(folder),
+        "family": step.family,
+        **step.settings(),
+        "parameters": sum(p.numel() for p in step.parameters()),
+        "distance_from_identity": float(singular.norm()),
+        "largest_singular_values": [float(s) for s in singular[:5]],
+        "bias_norm": float(b.norm()),
+    }
+    if as_json:
+        return print_json(report)
+    print_table("Map J", ("", "value"), report.items())

@@ -1,0 +1,192 @@
+"""Training: recipes, backbones, maps."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.stores import StoreFolder
+from loopscope.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from loopscope.store import Artefact, Store
+    from loopscope.training.jobs import Finished, Progress, Settings
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the recipes with what they cost."""
+    from loopscope.training.costs import training_flops
+    from loopscope.training.recipes import RECIPES, BackboneRecipe
+
+    rows = [
+        {
+            "name": recipe.name,
+            "kind": "backbone" if isinstance(recipe, BackboneRecipe) else "map",
+            "about": recipe.about,
+            "updates": sum(stage.updates for stage in recipe.stages),
+            "batch": recipe.batch,
+            "petaflop": training_flops(recipe) / 1e15,
+            "deviations": list(recipe.deviations),
+            "settings": recipe.to_dict(),
+        }
+        for recipe in RECIPES.values()
+    ]
+    if as_json:
+        return print_json({"recipes": rows})
+    print_table(
+        "Recipes (cost of one seed or fit in PFLOP, 10^15 operations, at most)",
+        ("name", "kind", "about", "updates", "batch", "PFLOP"),
+        ((r["name"], r["kind"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}") for r in rows),
+        left=3,
+    )
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A backbone recipe; `loopscope recipes` lists them.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 3-13 or 0,4,7.")],
+    device: Device = "auto",
+    store: StoreFolder = Path("store"),
+    save_every: SaveEvery = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Train backbones, one for each seed, side by side.  The same command goes on after an interruption."""
+    numbers = _numbers("--seeds", seeds)
+    from loopscope.training.jobs import train as train_backbones
+    from loopscope.training.recipes import backbone_recipe
+
+    chosen = backbone_recipe(recipe)
+    with _job(device, store, save_every) as (target, settings, started):
+        _show(train_backbones(chosen, numbers, target, settings), settings, started, as_json)
+
+
+@app.command()
+def fit(
+    recipes: Annotated[list[str], typer.Argument(help="Map recipes that differ in their target, such as: one two.")],
+    backbone: Annotated[list[str], typer.Option(help="Name or key of a backbone in the store or the zoo.")],
+    fits: Annotated[str, typer.Option(help="Numbers of the fits, such as 1,2.")] = "1",
+    device: Device = "auto",
+    store: StoreFolder = Path("store"),
+    save_every: SaveEvery = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Fit maps to frozen backbones; all targets and fits of a backbone side by side."""
+    numbers = _numbers("--fits", fits)
+    from loopscope.training.jobs import fit as fit_maps
+    from loopscope.training.recipes import RECIPES, map_recipe
+
+    # `--backbone A B` leaves B among the arguments; a backbone is never called like a recipe.
+    chosen = [map_recipe(name) for name in recipes if name in RECIPES or name == recipes[0]]
+    wanted = [*backbone, *(name for name in recipes[1:] if name not in RECIPES)]
+    with _job(device, store, save_every) as (target, settings, started):
+        found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
+        done = [each for artefact in found for each in fit_maps(chosen, artefact, numbers, target, settings)]
+        _show(done, settings, started, as_json)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """3-5,8 -> [3, 4, 5, 8]."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + 1000:
+            raise InputError(f"{option} {text!r} is no list of numbers such as 3-13 or 0,4,7")
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
+
+
+def _backbone(store: Store, name: str) -> Artefact:
+    """A backbone by name or key, from the store or else from the zoo, and then in the store as well."""
+    from loopscope.artefacts import BACKBONE, name_of
+    from loopscope.zoo import find, open_zoo
+
+    places = [store]
+    with suppress(InputError):  # there may be no zoo
+        places.append(open_zoo(None))
+    known: list[str] = []
+    for place in places:
+        there = place.all(BACKBONE)
+        known += [name_of(artefact) for artefact in there]
+        if any(name == name_of(each) or (len(name) >= 4 and each.key.startswith(name)) for each in there):
+            return store.adopt(find(place, name, BACKBONE))
+    there_are = ", ".join(dict.fromkeys(known)) or "none"
+    raise InputError(f"no backbone {name!r} in {store.root} or the zoo; there are {there_are}{nearest(name, known)}")
+
+
+@contextmanager
+def _job(device: str, folder: Path, save_every: float) -> Iterator[tuple[Store, Settings, float]]:
+    """The store and the settings of a job, with a progress bar; everything is checked before anything is written."""
+    from loopscope.store import Store
+    from loopscope.training.jobs import Settings, pick_device, refuse_unreadable
+
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is no folder, so no store")
+    store = Store(folder)
+    refuse_unreadable(store)
+    chosen = pick_device(device)
+    with _bar() as watch:
+        yield store, Settings(chosen, folder / "metrics", save_every, watch), time.perf_counter()
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    from rich import progress as rich
+
+    columns = (
+        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[told]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
+    )  # fmt: skip
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=120) as bar:
+        tasks: dict[str, Any] = {}
+
+        def watch(now: Progress) -> None:
+            if now.job not in tasks:
+                tasks[now.job] = bar.add_task(now.job, total=now.total, told="")
+            mean = sum(now.losses) / max(1, len(now.losses))
+            told = f"loss {mean:.4f}  score {_spread(now.scores)}  {now.per_second:.1f} updates/s"
+            bar.update(tasks[now.job], completed=now.done, told=told, description=f"{now.job} ({now.stage})")
+
+        yield watch
+
+
+def _spread(scores: list[float]) -> str:
+    if not scores:
+        return "-"
+    low, high = min(scores), max(scores)
+    return f"{low:.4f}" if low == high else f"{low:.4f}..{high:.4f}"
+
+
+def _show(done: list[Finished], settings: Settings, started: float, as_json: bool) -> None:
+    seconds = time.perf_counter() - started
+    if as_json:
+        members = [
+            {"key": each.key, "seed": each.seed, "name": each.name, "selected_update": each.selected_update,
+             "score": list(each.score), "digests": dict(each.digests)}
+            for each in done
+        ]  # fmt: skip
+        report = {"device": settings.device.type, "seconds": seconds, "metrics": str(settings.metrics)}
+        return print_json({**report, "members": members})
+    print_table(
+        f"{len(done)} ready after {seconds:.1f} s on {settings.device.type}; metrics in {settings.metrics}",
+        ("name", "key", "final weights", "selected weights", "selected at", "score"),
+        (
+            (each.name, each.key[:16], each.digests["final"][:12], each.digests["selected"][:12],
+             f"{each.selected_update:,}", f"{each.score[0]:.4f}")
+            for each in done
+        ),
+        left=4,
+    )  # fmt: skip

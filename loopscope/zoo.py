@@ -1,0 +1,174 @@
+"""The zoo: the trained backbones and fitted maps that come with a checkout, in a store of its own.
+
+    zoo = open_zoo()
+    model = load_backbone(find(zoo, "d8l6-3", "backbone"))
+    step = load_fit(find(zoo, "one-1@d8l6-3", "map"))
+
+It is the folder `zoo` beside the package, or the one that the environment variable LOOPSCOPE_ZOO names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import loopscope
+from loopscope.artefacts import BACKBONE, MAP, RESULT, load_backbone, load_fit, name_of
+from loopscope.errors import DamagedError, InputError, LoopscopeError, nearest
+from loopscope.files import damaged
+from loopscope.manifest import KEY_OR_PREFIX, MANIFEST
+from loopscope.store import Artefact, Status, Store
+
+KINDS = (BACKBONE, MAP)
+VARIABLE = "LOOPSCOPE_ZOO"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One backbone or map of the zoo; `about` is one line from its result."""
+
+    name: str
+    kind: str
+    key: str
+    bytes: int
+    about: str
+    created: str
+    device: str
+
+
+def zoo_folder(folder: Path | None = None) -> Path:
+    """Where the zoo is, or would be: `folder` if given, else what LOOPSCOPE_ZOO names, else `zoo` of the checkout.
+
+    InputError without any of these: an installed package brings no zoo.
+    """
+    if folder is not None:
+        return folder
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    checkout = Path(loopscope.__file__).absolute().parent.parent
+    if not (checkout / "pyproject.toml").is_file():
+        raise InputError(f"loopscope runs from {checkout}, which is no checkout; name a zoo with --zoo or {VARIABLE}")
+    return checkout / "zoo"
+
+
+def open_zoo(folder: Path | None = None) -> Store:
+    """The zoo at `zoo_folder(folder)`; InputError if there is none."""
+    place = zoo_folder(folder)
+    if not place.is_dir():
+        raise InputError(f"there is no zoo at {place}; name one with --zoo or {VARIABLE}")
+    return Store(place)
+
+
+def entries(store: Store) -> list[Entry]:
+    """Every readable backbone and map, backbones first, by name; quick, as `Store.all` is."""
+    found = [_entry(artefact) for kind in KINDS for artefact in store.all(kind)]
+    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), _by_number(entry.name), entry.key))
+
+
+def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
+    """The backbone or map of this name, or with the only key that starts so (at least 4 characters).
+
+    `kind` says which of the two; None: either.  InputError if there is none or more than one.
+    """
+    kinds = KINDS if kind is None else (kind,)
+    what = kind or "backbone or map"
+    known = [(name_of(artefact), artefact) for each in kinds for artefact in store.all(each)]
+    found = [artefact for name, artefact in known if name == asked]
+    if not found and KEY_OR_PREFIX.fullmatch(asked):
+        found = [artefact for _, artefact in known if artefact.key.startswith(asked)]
+    if len(found) > 1:
+        raise InputError(f"{what} {asked!r} is ambiguous; give one of the keys {', '.join(each.key for each in found)}")
+    if not found:
+        unread = sum(status.kind in kinds and status.state != "ok" for status in store.list())
+        there = f"{len(known)} and {unread} that cannot be read" if unread else f"{len(known)}"
+        close = nearest(asked, [name for name, _ in known])
+        raise InputError(f"{store.root} has no {what} {asked!r} among {there}{close}")
+    return found[0]
+
+
+def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
+    """Adopt backbones and maps of another store, by name or key prefix; a map brings its backbone if the zoo has none.
+
+    All are found and loaded before the first is copied: what is missing or damaged leaves the zoo as it was.  Gives the
+    entries that were asked for and the backbones of the maps among them.
+    """
+    chosen: dict[str, Artefact] = {}
+    for text in asked:
+        artefact = find(source, text)
+        if artefact.manifest.kind == MAP:
+            backbone = _backbone_of(artefact, (zoo, source))
+            chosen.setdefault(backbone.key, backbone)
+        chosen[artefact.key] = artefact
+    widths: dict[str, int] = {}
+    for artefact in chosen.values():
+        _check(artefact, widths)
+    return [_entry(zoo.adopt(artefact)) for artefact in chosen.values()]
+
+
+def verify(store: Store) -> tuple[Status, ...]:
+    """As `Store.verify`; besides, every backbone and map must load, and every map fit a whole backbone beside it."""
+    widths: dict[str, int] = {}
+    return tuple(_checked(store, status, widths) for status in store.verify())  # by kind: backbones before maps
+
+
+def _checked(store: Store, status: Status, widths: dict[str, int]) -> Status:
+    if status.state != "ok" or status.kind not in KINDS:
+        return status
+    try:
+        _check(store.open(status.kind, status.key), widths)
+    except LoopscopeError as error:
+        state = "damaged" if isinstance(error, DamagedError) else "unreadable"
+        return replace(status, state=state, reason=str(error))
+    return status
+
+
+def _check(artefact: Artefact, widths: dict[str, int]) -> None:
+    """Load a backbone and note its width under its key, or load a map and see that it fits a backbone noted before."""
+    if artefact.manifest.kind == BACKBONE:
+        widths[artefact.key] = load_backbone(artefact).width
+        return
+    width, backbone = load_fit(artefact).width, artefact.manifest.inputs.get(BACKBONE, "")
+    if backbone not in widths:
+        raise damaged(artefact.folder / MANIFEST, f"its backbone {backbone} in the same zoo", "none that is whole")
+    if width != widths[backbone]:
+        raise damaged(artefact.folder, f"a map of its backbone's width {widths[backbone]}", f"one of width {width}")
+
+
+def _backbone_of(fit: Artefact, stores: Iterable[Store]) -> Artefact:
+    key = fit.manifest.inputs.get(BACKBONE, "")
+    for store in stores:
+        for backbone in store.all(BACKBONE):
+            if backbone.key == key:
+                return backbone
+    places = " nor ".join(str(store.root) for store in stores)
+    raise InputError(f"map {name_of(fit)} needs the backbone {key}, which can be read neither from {places}")
+
+
+def _entry(artefact: Artefact) -> Entry:
+    manifest = artefact.manifest
+    size = sum(file.size for file in manifest.files.values())
+    return Entry(
+        name_of(artefact), manifest.kind, manifest.key, size, _about(artefact), manifest.created, manifest.device
+    )
+
+
+def _about(artefact: Artefact) -> str:
+    """When the result was selected and how it scored there; nothing if the result does not say, or why it cannot."""
+    try:
+        result = artefact.json(RESULT)
+    except LoopscopeError as error:
+        return str(error)
+    match result:
+        case {"selected": {"update": int(update), "score": [_, *_] as score}} if all(
+            isinstance(s, int | float) for s in score
+        ):
+            return f"selected at update {update:,}, score {', '.join(f'{s:.4f}' for s in score)}"
+    return ""
+
+
+def _by_number(name: str) -> str:
+    """A sort key that puts d8l6-10 after d8l6-9."""
+    return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(12), name)
