@@ -1,49 +1,220 @@
-"""Stacked training mathematics against the model itself."""
+"""Stacked members against each member alone: the transformers, the maps, and the array that holds their parameters."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from dataclasses import replace
 
+import pytest
 import torch
 import torch.nn.functional as nnf
+from torch import Tensor
 
-from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config
-from loopscope.training.cohort import Cohort
+from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config, parity_config, relations_config
+from loopscope.training.cohort import Cohort, products
+from loopscope.training.objective import Maps, new_map
+from loopscope.training.recipes import map_recipe
+from loopscope.training.stack import Stack
+
+MEMBERS, BATCH, LENGTH = 3, 4, 5
+CONFIGS = {
+    "graph walk": replace(graph_walk_config(5, 3), width=16, mlp=32),
+    "parity": replace(parity_config(), width=16, heads=4, mlp=32),
+    "relations": replace(relations_config(), width=16, heads=4, mlp=32),
+    "tied, erf, no bias": ModelConfig(9, 4, 2, width=12, heads=3, mlp=20, readout="tied", first_class=3),
+    "one layer, tanh, norm in the loop": ModelConfig(
+        7, 3, 2, 1, 8, 2, 16, LENGTH, attention_bias=True, gelu="tanh", norm_in_loop=True, readout="linear"
+    ),
+}
+every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
-def models(config: ModelConfig, seeds: int) -> list[LoopedTransformer]:
-    made = []
-    for seed in range(seeds):
-        torch.manual_seed(seed)
-        made.append(LoopedTransformer(config))
-    return made
+def members(config: ModelConfig) -> list[LoopedTransformer]:
+    """Models in which every parameter counts: nothing is left at a start of zeros or ones."""
+    models = [LoopedTransformer(config) for _ in range(MEMBERS)]
+    for model in models:
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    return models
 
 
-def test_stacked_logits_and_gradients_equal_each_models_own() -> None:
-    config = graph_walk_config(nodes=5, loops=3)
-    singles = models(config, 3)
-    cohort = Cohort(config, singles)
-    tokens = torch.randint(0, config.vocabulary, (3, 4, config.positions))
-    targets = torch.randint(0, config.classes, (3, 4))
+def stacked(models: list[LoopedTransformer]) -> tuple[Stack, Cohort]:
+    stack = Stack([model.state_dict() for model in models])
+    return stack, Cohort(models[0].config, stack.weights)
+
+
+def own_gradient(model: LoopedTransformer, loss: Tensor) -> Tensor:
+    """The gradient in the order of the model's state_dict, which is the layout of a stack."""
+    wanted = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    by_name = dict(zip(dict(model.named_parameters()), wanted, strict=True))
+    return torch.cat([by_name[name].flatten() for name in model.state_dict()])
+
+
+def some_tokens(config: ModelConfig) -> Tensor:
+    return torch.randint(0, config.vocabulary, (MEMBERS, BATCH, LENGTH))
+
+
+# ---- the transformers ------------------------------------------------------------------------------------------------
+
+
+@every_config
+def test_logits_and_gradients_are_each_models_own(name: str) -> None:
+    config = CONFIGS[name]
+    models = members(config)
+    stack, cohort = stacked(models)
+    tokens, targets = some_tokens(config), torch.randint(0, config.classes, (MEMBERS, BATCH))
     logits = cohort.answer_logits(tokens, loops=3)
-    losses = nnf.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 4).mean(1)
-    gradients = cohort.gradients(losses.sum())
-    for index, model in enumerate(singles):
+    losses = nnf.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(MEMBERS, BATCH).mean(1)
+    gradients = stack.gradients(losses.sum())
+    for index, model in enumerate(models):
         own = model(tokens[index], 3)[:, -1]
-        torch.testing.assert_close(logits[index], own, rtol=0, atol=1e-5)
-        wanted = torch.autograd.grad(nnf.cross_entropy(own, targets[index]), list(model.parameters()))
-        flat = torch.cat([gradient.flatten() for gradient in wanted])
-        torch.testing.assert_close(gradients[index], flat, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(logits[index], own, rtol=1e-4, atol=1e-5)
+        wanted = own_gradient(model, nnf.cross_entropy(own, targets[index]))
+        assert float(wanted.norm()) > 0.01
+        torch.testing.assert_close(gradients[index], wanted, rtol=1e-3, atol=1e-5 * float(wanted.norm()))
 
 
-def test_weights_are_views_and_go_back_into_models() -> None:
-    config = graph_walk_config(nodes=5, loops=2)
-    singles = models(config, 2)
-    cohort = Cohort(config, singles)
-    assert cohort.flat.shape == (2, sum(math.prod(shape) for shape in cohort.shapes.values()))
+@every_config
+def test_every_call_and_row_is_each_models_own(name: str) -> None:
+    config = CONFIGS[name]
+    models = members(config)
+    _, cohort = stacked(models)
+    tokens = some_tokens(config)
+    state = cohort.embed(tokens)
+    own = [model.embed(tokens[index]) for index, model in enumerate(models)]
+    for _ in range(3):
+        for index, model in enumerate(models):
+            found = cohort.settle(state)[index].view(BATCH, LENGTH, -1)
+            torch.testing.assert_close(found, own[index], rtol=1e-4, atol=1e-5)
+            for row in range(LENGTH):
+                logits = cohort.read_row(state, LENGTH, row)[index]
+                torch.testing.assert_close(logits, model.read(own[index][:, row]), rtol=1e-4, atol=1e-4)
+        state = cohort.call(state, LENGTH)
+        own = [model.call(h) for model, h in zip(models, own, strict=True)]
+
+
+@every_config
+def test_the_last_row_alone_is_that_of_the_full_call(name: str) -> None:
+    config = CONFIGS[name]
+    stack, cohort = stacked(members(config))
+    tokens, weight = some_tokens(config), torch.randn(MEMBERS, BATCH, config.classes)
+    outcome = []
+    for last_row in (False, True):
+        state = cohort.call(cohort.call(cohort.embed(tokens), LENGTH), LENGTH, last_row=last_row)
+        assert cohort.settle(state).shape == (MEMBERS, BATCH * (1 if last_row else LENGTH), config.width)
+        logits = cohort.read_row(state, 1, 0) if last_row else cohort.read_row(state, LENGTH, LENGTH - 1)
+        outcome.append((logits, stack.gradients((logits * weight).sum())))
+    (full, full_gradient), (short, short_gradient) = outcome
+    torch.testing.assert_close(short, full, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(short_gradient, full_gradient, rtol=1e-3, atol=1e-5 * float(full_gradient.norm()))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_on_a_cpu_every_precision_is_fp32(precision: str) -> None:
+    config = CONFIGS["graph walk"]
+    stack, exact = stacked(members(config))
+    other = Cohort(config, stack.weights, precision)
+    tokens = some_tokens(config)
+    assert torch.equal(exact.answer_logits(tokens, 2), other.answer_logits(tokens, 2))
+
+
+def test_a_members_answer_depends_on_nobody_else() -> None:
+    config = CONFIGS["relations"]
+    models, tokens = members(config), some_tokens(CONFIGS["relations"])
+    logits = stacked(models)[1].answer_logits(tokens, 2)
+    models[1] = members(config)[0]
+    tokens[1] = some_tokens(config)[1]
+    changed = stacked(models)[1].answer_logits(tokens, 2)
+    assert torch.equal(changed[[0, 2]], logits[[0, 2]])
+    assert not torch.equal(changed[1], logits[1])
+
+
+def test_tf32_is_allowed_inside_the_block_only() -> None:
+    allowed = [torch.backends.cuda.matmul.allow_tf32]
+    with suppress(KeyError), products("tf32"):
+        allowed.append(torch.backends.cuda.matmul.allow_tf32)
+        with products("bf16"):
+            allowed.append(torch.backends.cuda.matmul.allow_tf32)
+        allowed.append(torch.backends.cuda.matmul.allow_tf32)
+        raise KeyError
+    allowed.append(torch.backends.cuda.matmul.allow_tf32)
+    assert allowed == [allowed[0], True, False, True, allowed[0]]
+
+
+# ---- the maps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["one", "matched-two", "parity-staged", "relations-curriculum"])
+def test_stacked_maps_are_each_maps_own(name: str) -> None:
+    recipe = map_recipe(name)
+    recipe = recipe if recipe.rank is None else replace(recipe, rank=3)
+    fits, width = [1, 2, 7], 10
+    maps, h = Maps(recipe, width, fits, torch.device("cpu")), torch.randn(len(fits), 6, width)
+    torch.testing.assert_close(maps(h), h, rtol=0, atol=0)  # every map starts as the identity
     with torch.no_grad():
-        cohort.flat.mul_(2)
-    again = LoopedTransformer(config)
-    again.load_state_dict(cohort.state_dict(1))
-    for name, parameter in singles[1].named_parameters():
-        assert torch.equal(again.get_parameter(name), 2 * parameter)
+        maps.stack.flat.add_(torch.randn_like(maps.stack.flat), alpha=0.3)
+    weight = torch.randn_like(h)
+    moved = maps(h)
+    gradients = maps.stack.gradients((moved * weight).sum())
+    for index in range(len(fits)):
+        own = new_map(recipe, width, 0)
+        own.load_state_dict(maps.stack.member(index))
+        wanted = own(h[index])
+        torch.testing.assert_close(moved[index], wanted, rtol=1e-5, atol=1e-5)
+        (wanted * weight[index]).sum().backward()
+        flat = torch.cat([own.get_parameter(each).grad.flatten() for each in own.state_dict()])
+        torch.testing.assert_close(gradients[index], flat, rtol=1e-4, atol=1e-4)
+
+
+def test_a_map_starts_from_the_draw_of_its_fit() -> None:
+    matched, staged = map_recipe("matched-one"), map_recipe("parity-staged")
+    draw = torch.Generator().manual_seed(1000 + 2)
+    assert torch.equal(new_map(matched, 64, 2).A, 0.02 * torch.randn(64, 48, generator=draw))
+    draw = torch.Generator().manual_seed(211_001)
+    torch.testing.assert_close(new_map(staged, 64, 1).A, torch.randn(64, 48, generator=draw) / 8, rtol=1e-6, atol=0)
+    # One draw for all targets and backbones of a fit, another for every fit.
+    for name in ("stay", "two"):
+        assert torch.equal(new_map(map_recipe(name), 64, 1).A, new_map(map_recipe("one"), 64, 1).A)
+    assert not torch.equal(new_map(map_recipe("one"), 64, 2).A, new_map(map_recipe("one"), 64, 1).A)
+
+
+# ---- the array -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stack_is_one_array_whose_views_are_the_weights() -> None:
+    config = CONFIGS["graph walk"]
+    models = members(config)
+    stack, _ = stacked(models)
+    names = list(models[0].state_dict())
+    assert len(stack) == MEMBERS
+    assert list(stack.weights) == names
+    assert stack.flat.shape == (MEMBERS, sum(math.prod(shape) for shape in stack.shapes.values()))
+    for index, model in enumerate(models):
+        assert torch.equal(stack.flat[index], torch.cat([model.state_dict()[name].flatten() for name in names]))
+    with torch.no_grad():
+        stack.flat.mul_(2)
+    for index, model in enumerate(models):
+        again = LoopedTransformer(config)
+        again.load_state_dict(stack.member(index))
+        for name, parameter in model.named_parameters():
+            assert torch.equal(again.get_parameter(name), 2 * parameter)
+            assert torch.equal(stack.weights[name][index], 2 * parameter)
+
+
+def test_a_member_taken_out_is_a_copy() -> None:
+    stack = Stack([{"a": torch.zeros(2, 3), "b": torch.ones(4)}, {"a": torch.ones(2, 3), "b": torch.zeros(4)}])
+    first, other = stack.member(0), stack.member(1, torch.arange(20.0).view(2, 10))
+    with torch.no_grad():
+        stack.flat.fill_(7.0)
+    assert torch.equal(first["a"], torch.zeros(2, 3))
+    assert torch.equal(first["b"], torch.ones(4))
+    assert torch.equal(other["a"], torch.arange(10.0, 16.0).view(2, 3))
+    assert torch.equal(other["b"], torch.arange(16.0, 20.0))
+    assert not first["a"].requires_grad
+
+
+def test_a_factor_for_one_tensor() -> None:
+    stack = Stack([{"a": torch.zeros(2, 2), "D": torch.ones(3), "b": torch.ones(1)}] * 2)
+    assert stack.per_parameter("D", 0.5).tolist() == [1, 1, 1, 1, 0.5, 0.5, 0.5, 1]
+    assert torch.equal(stack.member(1)["D"], torch.ones(3))

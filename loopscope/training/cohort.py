@@ -6,19 +6,20 @@ The residual stream is kept as (x, y, bias), to be added by the next LayerNorm, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as nnf
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from loopscope.model import ModelConfig
+from loopscope.model import LoopedTransformer, ModelConfig
 from loopscope.training import ops as plain
+from loopscope.training.stack import Lane, Sink, Stack
 
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class State(NamedTuple):
@@ -26,38 +27,59 @@ class State(NamedTuple):
 
     x: Float[Tensor, "S M d"]
     y: Tensor | None = None
-    bias: Tensor | None = None
+    bias: plain.Weight | None = None
+
+
+def stacked(models: Sequence[LoopedTransformer], device: torch.device, small: bool = False) -> Stack:
+    """The models' weights as a stack, those that every call shares with sinks for the kernels of a GPU.
+
+    `small`: single operations will not fill the GPU, so that gradients of weights get a lane of their own.
+    """
+    in_loop = ("layers.", "norm.") if models[0].config.norm_in_loop else ("layers.",)
+    fast = device.type == "cuda"
+    lane = Lane(device) if fast and small else None
+    return Stack([model.state_dict() for model in models], device, lambda name: fast and name.startswith(in_loop), lane)
 
 
 class Cohort:
     """The looped transformers whose stacked weights are given, ready for one forward pass.
 
-    `precision` is that of the products: "fp32" is plain PyTorch on any device; "tf32" and "bf16" use the kernels of
-    `kernels.py` on a GPU and mean plain fp32 on a CPU.  Make a new one after the weights have changed.
+    `precision` is that of the products: "fp32" is plain PyTorch on any device; the others use the kernels of
+    `kernels.py` on a GPU and mean plain fp32 on a CPU.  Make a new one after the weights have changed.  To train, give
+    the stack's `sinks` as well; without them the kernels take the weights as frozen.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], precision: Precision = "fp32") -> None:
-        self.config, self.weights = config, weights
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        precision: Precision = "fp32",
+        sinks: Mapping[str, Sink] | None = None,
+    ) -> None:
+        self.config = config
         self.ops: Any = plain
         self.low = torch.float32
-        fast = weights["norm.weight"].is_cuda and precision != "fp32"
-        if fast:
+        if weights["norm.weight"].is_cuda and precision != "fp32":
             from loopscope.training import kernels
 
-            self.ops = kernels
-            self.low = torch.bfloat16 if precision == "bf16" else torch.float32
-        self.copies = {name: w.detach().to(self.low) for name, w in weights.items() if name.startswith("layers.")}
+            self.ops, self.low = kernels, DTYPES[precision]
+        self.weights = {
+            name: plain.Weight(w, self._lowered(name, w), (sinks or {}).get(name)) for name, w in weights.items()
+        }
+
+    def _lowered(self, name: str, weight: Tensor) -> Tensor | None:
+        return weight.detach().to(self.low) if name.startswith("layers.") and weight.dim() == 3 else None
 
     def embed(self, tokens: Int[Tensor, "S B T"]) -> State:
         """h_0."""
         w, (seeds, batch, length) = self.weights, tokens.shape
         if self.config.read_in == "one-hot":
-            table = w["read_in.weight"].transpose(1, 2) + w["read_in.bias"][:, None]
+            table = w["read_in.weight"].value.transpose(1, 2) + w["read_in.bias"].value[:, None]
         else:
-            table = w["embedding.weight"]
+            table = w["embedding.weight"].value
         x = self.ops.embed(table, tokens.flatten(1))
         if self.config.positions:
-            x = (x.view(seeds, batch, length, -1) + w["positions"][:, None, :length]).flatten(1, 2)
+            x = (x.view(seeds, batch, length, -1) + w["positions"].value[:, None, :length]).flatten(1, 2)
         return State(x)
 
     def call(self, state: State, tokens: int, last_row: bool = False) -> State:
@@ -75,12 +97,11 @@ class Cohort:
 
     def settle(self, state: State) -> Float[Tensor, "S M d"]:
         """The state h itself."""
-        h = state.x if state.y is None else state.x + state.y
-        return h if state.bias is None else h + state.bias[:, None]
+        return self.ops.add(*state)
 
     def read(self, h: Float[Tensor, "S R d"]) -> Float[Tensor, "S R classes"]:
         """Logits over the answer classes, row by row, in fp32."""
-        w, config = self.weights, self.config
+        config, w = self.config, {name: weight.value for name, weight in self.weights.items()}
         classes = slice(config.first_class, config.first_class + config.classes)
         if config.readout == "linear":
             return torch.bmm(h, w["readout.weight"][:, classes].transpose(1, 2)) + w["readout.bias"][:, None, classes]
@@ -100,28 +121,22 @@ class Cohort:
         return self.read(self.settle(state))
 
     def _layer(self, layer: int, state: State, tokens: int, last_row: bool) -> State:
-        name, ops, w, low = f"layers.{layer}.", self.ops, self.weights, self.copies
-        width, heads = self.config.width, self.config.heads
-        qkv, qkv_low, qkv_bias = w[name + "qkv.weight"], low[name + "qkv.weight"], w.get(name + "qkv.bias")
-        x, n = ops.add_norm(*state, w[name + "norm1.weight"], w[name + "norm1.bias"], self.low)
+        ops, heads, width = self.ops, self.config.heads, self.config.width
+        w = {name.removeprefix(f"layers.{layer}."): weight for name, weight in self.weights.items()}
+        qkv, bias = w["qkv.weight"], w.get("qkv.bias")
+        x, n = ops.add_norm(*state, w["norm1.weight"], w["norm1.bias"], self.low)
         if last_row:
-            kv = ops.linear(n, qkv[:, width:], qkv_low[:, width:])
-            x, n = (part[:, tokens - 1 :: tokens].contiguous() for part in (x, n))
-            q = ops.linear(n, qkv[:, :width], qkv_low[:, :width])
-            if qkv_bias is not None:
-                q, kv = q + qkv_bias[:, None, :width].to(q.dtype), kv + qkv_bias[:, None, width:].to(q.dtype)
-            k, v = kv.reshape(-1, tokens, 2, heads, width // heads).permute(2, 0, 3, 1, 4)
-            scores = q.reshape(-1, heads, 1, width // heads) @ k.transpose(-1, -2) * (width // heads) ** -0.5
-            z = (nnf.softmax(scores, -1) @ v).view(q.shape)
+            x, n, everywhere = ops.last_rows(x, n, tokens)
+            q, kv = ops.linear(n, qkv.rows(slice(width))), ops.linear(everywhere, qkv.rows(slice(width, None)))
+            if bias is not None:
+                q, kv = ops.add(q, None, bias.rows(slice(width))), ops.add(kv, None, bias.rows(slice(width, None)))
+            z = ops.answer_attention(q, kv, tokens, heads)
         else:
-            z = ops.attention(ops.linear(n, qkv, qkv_low), qkv_bias, tokens, heads)
-        a = ops.linear(z, w[name + "out.weight"], low[name + "out.weight"])
-        x, n = ops.add_norm(
-            x, a, w.get(name + "out.bias"), w[name + "norm2.weight"], w[name + "norm2.bias"], self.low
-        )  # fmt: skip
-        up = ops.linear(n, w[name + "up.weight"], low[name + "up.weight"])
-        h = ops.gelu(up, w[name + "up.bias"], "none" if self.config.gelu == "erf" else "tanh")
-        return State(x, ops.linear(h, w[name + "down.weight"], low[name + "down.weight"]), w[name + "down.bias"])
+            z = ops.attention(ops.linear(n, qkv), bias, tokens, heads)
+        a = ops.linear(z, w["out.weight"])
+        x, n = ops.add_norm(x, a, w.get("out.bias"), w["norm2.weight"], w["norm2.bias"], self.low)
+        h = ops.gelu(ops.linear(n, w["up.weight"]), w["up.bias"], "none" if self.config.gelu == "erf" else "tanh")
+        return State(x, ops.linear(h, w["down.weight"]), w["down.bias"])
 
 
 @contextmanager

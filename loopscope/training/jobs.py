@@ -134,8 +134,8 @@ def initial_model(recipe: BackboneRecipe, seed: int) -> LoopedTransformer:
 def train(recipe: BackboneRecipe, seeds: Sequence[int], store: Store, settings: Settings) -> list[Finished]:
     """Backbones of these seeds, trained together; those already in the store are only looked up.
 
-    Raises MembersFailedError when a seed met NaN or infinity, after the others were stored, and StoreError when the disk is
-    full; the same call then goes on from the last checkpoint.
+    Raises MembersFailedError when a seed met NaN or infinity, after the others were stored, and StoreError when the
+    disk is full; the same call then goes on from the last checkpoint.
     """
 
     def objective(members: Sequence[_Member]) -> Objective:

@@ -1,9 +1,9 @@
-"""The operations of `ops.py` for a GPU: Triton kernels with their gradients, for bf16 and fp32.
+"""The operations of `ops.py` for a GPU: Triton kernels with their gradients, for fp32 and 16-bit products.
 
-Why own kernels: for 35 tokens, library attention spends most of its time on layout copies; LayerNorm, residual and GELU
-are bound by memory, so each should touch the stream once.  Products go to cuBLAS.  Sums over rows (gradients of gains,
-shifts and biases) are formed in two fixed stages, never by atomics, so that a run can be repeated bit for bit.  What a
-frozen weight or an unused output does not need is not computed: switches that the compiler sees leave it out.
+Why own kernels: LayerNorm, residual and GELU are bound by memory, so each should touch the stream once.  Products go to
+cuBLAS.  Gradients of weights are added to their sinks as they come (see `ops.Weight`).  Sums over rows (gradients of
+gains, shifts and biases) are formed in two fixed stages, never by atomics, so that a run can be repeated bit for bit.
+What a frozen weight or an unused output does not need is not computed: switches that the compiler sees leave it out.
 """
 
 # Triton's language is untyped, and triton is there only where a GPU is.
@@ -17,16 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from loopscope.training.ops import norm as norm  # used for a few rows only: the plain one serves
-
-MOST_TOKENS = 64
-
-
-def _product(a, b):
-    """a b for each seed, in fp32 from either dtype.  Only on a GPU can bf16 factors give an fp32 product."""
-    if a.is_cuda and a.dtype != torch.float32:
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.bmm(a.float(), b.float())
+from loopscope.training.attention import answer_attention as answer_attention
+from loopscope.training.attention import attention as attention
+from loopscope.training.collect import collect, collect_product
 
 
 class _Embed(torch.autograd.Function):
@@ -55,28 +48,71 @@ def embed(table, tokens):
 
 
 class _Linear(torch.autograd.Function):
-    """x W' with weight gradients in fp32; keeps and computes only what the wanted gradients need."""
+    """x W'; keeps and computes only what the wanted gradients need."""
 
     @staticmethod
-    def forward(ctx, x, W, low):
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, low if ctx.needs_input_grad[0] else None)
+    def forward(ctx, x, low, sink):
+        ctx.sink = sink
+        ctx.save_for_backward(None if sink is None else x, low if ctx.needs_input_grad[0] else None)
         return torch.bmm(x, low.transpose(1, 2))
 
     @staticmethod
     def backward(ctx, dy):
         x, low = ctx.saved_tensors
-        dx = None if low is None else torch.bmm(dy, low)
-        return dx, None if x is None else _product(dy.transpose(1, 2), x), None
+        if x is not None:
+            collect_product(ctx.sink, dy.transpose(1, 2), x)
+        return None if low is None else torch.bmm(dy, low), None, None
 
 
-def linear(x, W, low):
-    """x W'; `low` is W in the dtype of x, made once per update (for fp32, W itself)."""
-    return _Linear.apply(x, W, low)
+def linear(x, W):
+    """x W'; `W.low` is in the dtype of x."""
+    return _Linear.apply(x, W.low, W.sink)
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, bias, sink):
+        ctx.sink, ctx.y_dtype = sink, None if y is None else y.dtype
+        total = x if y is None else x + y
+        return (total if bias is None else total + bias[:, None]).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dh):
+        if ctx.sink is not None:
+            collect(dh[:, :, None], [ctx.sink])
+        return dh, dh.to(ctx.y_dtype) if ctx.needs_input_grad[1] else None, None, None
+
+
+def add(x, y, bias):
+    """x + y + bias, in the dtype of x.  Made for a few rows: it touches the stream more than once."""
+    if y is None and bias is None:
+        return x
+    return _Add.apply(x, y, None if bias is None else bias.value, None if bias is None else bias.sink)
+
+
+class _LastRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, n, tokens):
+        ctx.tokens, ctx.shape = tokens, x.shape
+        return *(part[:, tokens - 1 :: tokens].contiguous() for part in (x, n)), n.view_as(n)
+
+    @staticmethod
+    def backward(ctx, dx, dn, dn_all):
+        whole = dx.new_zeros(ctx.shape)
+        whole[:, ctx.tokens - 1 :: ctx.tokens] = dx
+        dn_all[:, ctx.tokens - 1 :: ctx.tokens] += dn  # fresh from the product that used all rows; no one else has it
+        return whole, dn_all, None
+
+
+def last_rows(x, n, tokens):
+    """(x at the last of every `tokens` rows, n there, n everywhere); the third is for one product alone."""
+    return _LastRows.apply(x, n, tokens)
 
 
 @triton.jit
-def _add_norm_forward(X, Y, BIAS, GAIN, SHIFT, OUT, N, STATS, M, D: tl.constexpr, R: tl.constexpr):
+def _add_norm_forward(X, Y, BIAS, GAIN, SHIFT, OUT, N, STATS, stride, M, D: tl.constexpr, R: tl.constexpr):
     seed = tl.program_id(1).to(tl.int64)
+    own = seed * stride
     row = tl.program_id(0) * R + tl.arange(0, R)
     col = tl.arange(0, D)
     at = (seed * M + row)[:, None] * D + col[None, :]
@@ -85,7 +121,7 @@ def _add_norm_forward(X, Y, BIAS, GAIN, SHIFT, OUT, N, STATS, M, D: tl.constexpr
     if Y is not None:
         x += tl.load(Y + at, mask=live, other=0.0).to(tl.float32)
     if BIAS is not None:
-        x += tl.load(BIAS + seed * D + col)[None, :]
+        x += tl.load(BIAS + own + col)[None, :]
     if OUT is not None:
         tl.store(OUT + at, x, mask=live)
     mean = tl.sum(x, 1) / D
@@ -93,17 +129,17 @@ def _add_norm_forward(X, Y, BIAS, GAIN, SHIFT, OUT, N, STATS, M, D: tl.constexpr
     rstd = tl.rsqrt(tl.sum(x * x, 1) / D + 1e-5)
     tl.store(STATS + (seed * M + row) * 2, mean, mask=row < M)
     tl.store(STATS + (seed * M + row) * 2 + 1, rstd, mask=row < M)
-    n = x * rstd[:, None] * tl.load(GAIN + seed * D + col)[None, :] + tl.load(SHIFT + seed * D + col)[None, :]
+    n = x * rstd[:, None] * tl.load(GAIN + own + col)[None, :] + tl.load(SHIFT + own + col)[None, :]
     tl.store(N + at, n.to(N.dtype.element_ty), mask=live)
 
 
 @triton.jit
 def _add_norm_backward(
-    OUT, STATS, GAIN, DOUT, DN, DX, DY, PART, M, D: tl.constexpr, R: tl.constexpr, STEPS: tl.constexpr
+    OUT, STATS, GAIN, DOUT, DN, DX, DY, PART, stride, M, D: tl.constexpr, R: tl.constexpr, STEPS: tl.constexpr
 ):
     seed = tl.program_id(1).to(tl.int64)
     col = tl.arange(0, D)
-    gain = tl.load(GAIN + seed * D + col)[None, :]
+    gain = tl.load(GAIN + seed * stride + col)[None, :]
     dgain = tl.zeros((R, D), tl.float32)  # summed over rows once, at the end: a sum across warps is slow
     dshift = tl.zeros((R, D), tl.float32)
     dbias = tl.zeros((R, D), tl.float32)
@@ -132,49 +168,68 @@ def _add_norm_backward(
         tl.store(place + 2 * D, tl.sum(dbias, 0))
 
 
+def _stride(*weights):
+    """How far apart the seeds of these weights lie; as parts of one array they lie equally far apart."""
+    strides = {weight.stride(0) for weight in weights if weight is not None}
+    assert len(strides) == 1, f"weights of one operation must lie equally far apart, not {sorted(strides)}"
+    assert all(weight is None or weight.stride(-1) == 1 for weight in weights)
+    return strides.pop()
+
+
+def _steps(rows, seeds, per):
+    """How many blocks of rows one program goes through: enough programs first, then few partial sums."""
+    return max(1, min(8, triton.next_power_of_2(rows * seeds // (per * 1024) + 1) // 2))
+
+
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, bias, gain, shift, low):
+    def forward(ctx, x, y, bias, gain, shift, low, sinks):
         seeds, rows, width = x.shape
-        x, y, bias, gain, shift = (None if t is None else t.contiguous() for t in (x, y, bias, gain, shift))
+        x, y = (None if t is None else t.contiguous() for t in (x, y))
         out = None if y is None and bias is None else torch.empty_like(x)
         n, stats = torch.empty_like(x, dtype=low), x.new_empty(seeds, rows, 2)
+        ctx.stride = _stride(bias, gain, shift)
         grid = (triton.cdiv(rows, 8), seeds)
-        _add_norm_forward[grid](x, y, bias, gain, shift, out, n, stats, rows, width, 8, num_warps=4)
+        _add_norm_forward[grid](x, y, bias, gain, shift, out, n, stats, ctx.stride, rows, width, 8, num_warps=4)
         out = x if out is None else out  # nothing was added: the stream goes on as it is
         ctx.save_for_backward(out, stats, gain)
-        ctx.y_dtype = None if y is None else y.dtype
+        ctx.y_dtype, ctx.sinks = None if y is None else y.dtype, sinks
         ctx.set_materialize_grads(False)
         return out, n
 
     @staticmethod
     def backward(ctx, dout, dn):
-        _, needs_y, needs_bias, needs_gain, needs_shift, _ = ctx.needs_input_grad
+        needs_y, rest = ctx.needs_input_grad[1], (None,) * 5
         if dn is None:  # the norm was not used: what is left is a plain sum
             if dout is None:
-                return (None,) * 6
-            dy, dbias = dout.to(ctx.y_dtype) if needs_y else None, dout.sum(1) if needs_bias else None
-            return dout, dy, dbias, None, None, None
+                return (None, None, *rest)
+            if ctx.sinks[2] is not None:
+                collect(dout.contiguous()[:, :, None], [ctx.sinks[2]])
+            return (dout, dout.to(ctx.y_dtype) if needs_y else None, *rest)
         out, stats, gain = ctx.saved_tensors
         seeds, rows, width = out.shape
-        per, steps = 8, 8
+        per, steps = 8, _steps(rows, seeds, 8)
         grid = (triton.cdiv(rows, per * steps), seeds)
         dx = torch.empty_like(out)
         lower = needs_y and ctx.y_dtype != dx.dtype  # else dx serves y as well
         dy = torch.empty_like(out, dtype=ctx.y_dtype) if lower else None
-        sums = needs_bias or needs_gain or needs_shift
+        sums = any(sink is not None for sink in ctx.sinks)
         part = out.new_empty(seeds, grid[0], 3, width) if sums else None
         dout, dn = None if dout is None else dout.contiguous(), dn.contiguous()
-        _add_norm_backward[grid](out, stats, gain, dout, dn, dx, dy, part, rows, width, per, steps, num_warps=2)
-        dgain, dshift, dbias = part.sum(1).unbind(1) if sums else (None, None, None)
-        return dx, dy if lower or not needs_y else dx, dbias if needs_bias else None, dgain, dshift, None
+        _add_norm_backward[grid](
+            out, stats, gain, dout, dn, dx, dy, part, ctx.stride, rows, width, per, steps, num_warps=2
+        )  # fmt: skip
+        if sums:
+            collect(part, ctx.sinks)
+        return (dx, dy if lower or not needs_y else dx, *rest)
 
 
 def add_norm(x, y, bias, gain, shift, low):
     """(x + y + bias, its LayerNorm in dtype `low`): fp32 stream x, y in either dtype; y and bias may be None."""
     width = x.shape[-1]
     assert width & (width - 1) == 0, f"the kernel normalises widths that are a power of two, not {width}"
-    return _AddNorm.apply(x, y, bias, gain, shift, low)
+    sinks = (gain.sink, shift.sink, None if bias is None else bias.sink)
+    return _AddNorm.apply(x, y, None if bias is None else bias.value, gain.value, shift.value, low, sinks)
 
 
 @triton.jit
@@ -194,13 +249,13 @@ def _gate(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def _gelu_forward(X, BIAS, H, M, F: tl.constexpr, TANH: tl.constexpr, BF: tl.constexpr, R: tl.constexpr):
+def _gelu_forward(X, BIAS, H, stride, M, F: tl.constexpr, TANH: tl.constexpr, BF: tl.constexpr, R: tl.constexpr):
     seed = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * R + tl.arange(0, R)
     col = tl.program_id(1) * BF + tl.arange(0, BF)
     at = (seed * M + row)[:, None] * F + col[None, :]
     live = (row < M)[:, None]
-    x = tl.load(X + at, mask=live, other=0.0).to(tl.float32) + tl.load(BIAS + seed * F + col)[None, :]
+    x = tl.load(X + at, mask=live, other=0.0).to(tl.float32) + tl.load(BIAS + seed * stride + col)[None, :]
     gate, _ = _gate(x, TANH)
     tl.store(H + at, (x * gate).to(H.dtype.element_ty), mask=live)
 
@@ -212,6 +267,7 @@ def _gelu_backward(
     DH,
     DX,
     PART,
+    stride,
     M,
     F: tl.constexpr,
     TANH: tl.constexpr,
@@ -221,7 +277,7 @@ def _gelu_backward(
 ):
     seed = tl.program_id(2).to(tl.int64)
     col = tl.program_id(1) * BF + tl.arange(0, BF)
-    bias = tl.load(BIAS + seed * F + col)[None, :]
+    bias = tl.load(BIAS + seed * stride + col)[None, :]
     total = tl.zeros((R, BF), tl.float32)
     for step in range(STEPS):
         row = (tl.program_id(0) * STEPS + step) * R + tl.arange(0, R)
@@ -239,13 +295,13 @@ def _gelu_backward(
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, bias, tanh):
+    def forward(ctx, x, bias, tanh, sink):
         seeds, rows, wide = x.shape
-        x, bias = x.contiguous(), bias.contiguous()
+        x = x.contiguous()
         h = torch.empty_like(x)
-        ctx.tanh, ctx.block = tanh, math.gcd(wide, 256)  # columns per program: whole blocks, a power of two
+        ctx.tanh, ctx.block, ctx.sink = tanh, math.gcd(wide, 256), sink  # columns per program: a power of two
         grid = (triton.cdiv(rows, 16), wide // ctx.block, seeds)
-        _gelu_forward[grid](x, bias, h, rows, wide, tanh, ctx.block, 16, num_warps=4)
+        _gelu_forward[grid](x, bias, h, _stride(bias), rows, wide, tanh, ctx.block, 16, num_warps=4)
         ctx.save_for_backward(x, bias)
         return h
 
@@ -253,115 +309,22 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx, dh):
         x, bias = ctx.saved_tensors
         seeds, rows, wide = x.shape
-        dx = torch.empty_like(x)
-        grid = (triton.cdiv(rows, 128), wide // ctx.block, seeds)
-        part = bias.new_empty(seeds, grid[0], wide) if ctx.needs_input_grad[1] else None
-        dh = dh.contiguous()
-        _gelu_backward[grid](x, bias, dh, dx, part, rows, wide, ctx.tanh, ctx.block, 16, 8, num_warps=4)
-        return dx, None if part is None else part.sum(1), None
+        dx, dh = torch.empty_like(x), dh.contiguous()
+        steps = _steps(rows, seeds * wide // ctx.block, 16)
+        grid = (triton.cdiv(rows, 16 * steps), wide // ctx.block, seeds)
+        part = None if ctx.sink is None else bias.new_empty(seeds, grid[0], 1, wide)
+        _gelu_backward[grid](
+            x, bias, dh, dx, part, _stride(bias), rows, wide, ctx.tanh, ctx.block, 16, steps, num_warps=4
+        )  # fmt: skip
+        if part is not None:
+            collect(part, [ctx.sink])
+        return dx, None, None, None
 
 
 def gelu(x, bias, form):
     """GELU(x + bias); `form` is torch's name, "none" (erf) or "tanh"."""
     assert form in ("none", "tanh"), f"GELU has the forms none and tanh, not {form}"
-    return _Gelu.apply(x, bias, form == "tanh")
-
-
-@triton.jit
-def _dot(a, b):
-    return tl.dot(a, b, input_precision="tf32")  # for fp32 factors; bf16 factors are taken as they are
-
-
-@triton.jit
-def _biased(x, BIAS, real):
-    return (x.to(tl.float32) + tl.load(BIAS, mask=real, other=0.0)[None, :]).to(x.dtype)
-
-
-@triton.jit
-def _head(
-    QKV, BIAS, examples, T: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr
-):
-    """One head of one example: (its q, k, v with their bias; places in qkv; places in z; which of them exist)."""
-    example, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, col = tl.arange(0, BLOCK), tl.arange(0, COLS)
-    live = (row < T)[:, None]
-    if K < COLS:
-        live = live & (col < K)[None, :]
-    at = example * T * 3 * D + head * K + row[:, None] * 3 * D + col[None, :]
-    q, k = tl.load(QKV + at, mask=live, other=0.0), tl.load(QKV + at + D, mask=live, other=0.0)
-    v = tl.load(QKV + at + 2 * D, mask=live, other=0.0)
-    if BIAS is not None:
-        own = BIAS + example // examples * 3 * D + head * K + col
-        q, k, v = _biased(q, own, col < K), _biased(k, own + D, col < K), _biased(v, own + 2 * D, col < K)
-    return q, k, v, at, example * T * D + head * K + row[:, None] * D + col[None, :], live
-
-
-@triton.jit
-def _patterns(q, k, T: tl.constexpr, BLOCK: tl.constexpr, scale):
-    row = tl.arange(0, BLOCK)
-    s = _dot(q, tl.trans(k)) * scale
-    s = tl.where((row[None, :] <= row[:, None]) & (row[None, :] < T), s, -1e30)
-    p = tl.exp(s - tl.max(s, 1)[:, None])
-    return p / tl.sum(p, 1)[:, None]
-
-
-@triton.jit
-def _attention_forward(
-    QKV, BIAS, Z, scale, examples,
-    T: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    q, k, v, _, at, live = _head(QKV, BIAS, examples, T, D, K, BLOCK, COLS)
-    z = _dot(_patterns(q, k, T, BLOCK, scale).to(q.dtype), v)
-    tl.store(Z + at, z.to(q.dtype), mask=live)
-
-
-@triton.jit
-def _attention_backward(
-    QKV, BIAS, DZ, DQKV, scale, examples,
-    T: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    q, k, v, at, z_at, live = _head(QKV, BIAS, examples, T, D, K, BLOCK, COLS)
-    dz = tl.load(DZ + z_at, mask=live, other=0.0)
-    p = _patterns(q, k, T, BLOCK, scale)
-    dv = _dot(tl.trans(p.to(q.dtype)), dz)
-    dp = _dot(dz, tl.trans(v))
-    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
-    tl.store(DQKV + at, _dot(ds, k).to(q.dtype), mask=live)
-    tl.store(DQKV + at + D, _dot(tl.trans(ds), q).to(q.dtype), mask=live)
-    tl.store(DQKV + at + 2 * D, dv.to(q.dtype), mask=live)
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, qkv, bias, tokens, heads):
-        seeds, rows, wide = qkv.shape
-        qkv, bias = qkv.contiguous(), None if bias is None else bias.contiguous()
-        width, each = wide // 3, wide // (3 * heads)
-        z = qkv.new_empty(seeds, rows, width)
-        # A product of blocks needs at least 16 x 16.
-        block, cols = (max(16, triton.next_power_of_2(size)) for size in (tokens, each))
-        ctx.shape = (each**-0.5, rows // tokens, tokens, width, each, block, cols)
-        ctx.grid = (seeds * rows // tokens, heads)
-        _attention_forward[ctx.grid](qkv, bias, z, *ctx.shape, num_warps=4)
-        ctx.save_for_backward(qkv, bias)
-        return z
-
-    @staticmethod
-    def backward(ctx, dz):
-        qkv, bias = ctx.saved_tensors
-        dqkv = torch.empty_like(qkv)
-        _attention_backward[ctx.grid](qkv, bias, dz.contiguous(), dqkv, *ctx.shape, num_warps=4)
-        return dqkv, dqkv.sum(1, dtype=torch.float32) if ctx.needs_input_grad[1] else None, None, None
-
-
-def attention(qkv, bias, tokens, heads):
-    """Causal attention inside each run of `tokens` rows (at most 64), straight from and to the products' layout.
-
-    On a GPU, products of fp32 factors are tf32 (10 bits of mantissa), summed in fp32.
-    """
-    assert tokens <= MOST_TOKENS, f"the kernel holds at most {MOST_TOKENS} tokens, not {tokens}"
-    assert qkv.shape[1] % tokens == 0, f"{qkv.shape[1]} rows are no whole number of runs of {tokens} tokens"
-    return _Attention.apply(qkv, bias, tokens, heads)
+    return _Gelu.apply(x, bias.value, form == "tanh", bias.sink)
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as nnf
@@ -23,6 +23,7 @@ class Step(NamedTuple):
     drawn: Int[Tensor, "S n"]
 
 
+@runtime_checkable
 class Objective(Protocol):
     """Losses and scores of the members of a stack; a pure function of their parameters and the update's number."""
 

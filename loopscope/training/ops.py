@@ -1,16 +1,38 @@
 """The few operations a stacked layer is made of, in plain PyTorch: the definition, and what a CPU runs.
 
 Tensors carry a leading axis of seeds: activations [S, M, d] with M = examples x tokens rows, weights [S, out, in].  The
-stream x and all weights are fp32; what a product reads and writes may be fp32 or bf16.  `kernels.py` offers the same
-operations under the same names for a GPU; the tests hold both together.
+stream x and all weights are fp32; what a product reads and writes may be of lower precision.  `kernels.py` offers the
+same operations under the same names for a GPU; the tests hold both together.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as nnf
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from loopscope.training.stack import Sink
+
+
+class Weight(NamedTuple):
+    """A weight of every seed, [S, ...].
+
+    `value` is fp32 and all that is needed here.  The kernels multiply by `low`, a matrix in the dtype of the products,
+    and add the weight's gradient to `sink` instead of handing it to autograd: a weight that every call shares would
+    otherwise have its gradients formed and summed one by one.  A kernel takes a weight without a sink as frozen.
+    """
+
+    value: Float[Tensor, "S ..."]
+    low: Float[Tensor, "S ..."] | None = None
+    sink: Sink | None = None
+
+    def rows(self, part: slice) -> Weight:
+        """The same for some of its outputs."""
+        low, sink = None if self.low is None else self.low[:, part], self.sink and self.sink.rows(part)
+        return Weight(self.value[:, part], low, sink)
 
 
 def embed(table: Float[Tensor, "S V d"], tokens: Int[Tensor, "S M"]) -> Float[Tensor, "S M d"]:
@@ -19,25 +41,28 @@ def embed(table: Float[Tensor, "S V d"], tokens: Int[Tensor, "S M"]) -> Float[Te
     return table[seeds, tokens]
 
 
-def linear(x: Float[Tensor, "S M i"], W: Float[Tensor, "S o i"], low: Float[Tensor, "S o i"]) -> Float[Tensor, "S M o"]:
-    """x W', seed by seed, in the dtype of x.  `low`, W in that dtype, is for the kernels; here it is not needed."""
-    return torch.bmm(x, W.to(x.dtype).transpose(1, 2))
+def linear(x: Float[Tensor, "S M i"], W: Weight) -> Float[Tensor, "S M o"]:
+    """x W', seed by seed, in the dtype of x."""
+    return torch.bmm(x, W.value.to(x.dtype).transpose(1, 2))
+
+
+def add(x: Float[Tensor, "S M d"], y: Float[Tensor, "S M d"] | None, bias: Weight | None) -> Float[Tensor, "S M d"]:
+    """x + y + bias, in the dtype of x."""
+    total = x if y is None else x + y
+    return (total if bias is None else total + bias.value[:, None]).to(x.dtype)
 
 
 def add_norm(
     x: Float[Tensor, "S M d"],
     y: Float[Tensor, "S M d"] | None,
-    bias: Float[Tensor, "S d"] | None,
-    gain: Float[Tensor, "S d"],
-    shift: Float[Tensor, "S d"],
+    bias: Weight | None,
+    gain: Weight,
+    shift: Weight,
     low: torch.dtype,
 ) -> tuple[Float[Tensor, "S M d"], Float[Tensor, "S M d"]]:
     """The residual stream after adding y and bias, and its LayerNorm in dtype `low`: (x + y + bias, norm of that)."""
-    if y is not None:
-        x = x + y
-    if bias is not None:
-        x = x + bias[:, None]
-    return x, norm(x, gain, shift).to(low)
+    x = add(x, y, bias)
+    return x, norm(x, gain.value, shift.value).to(low)
 
 
 def norm(x: Float[Tensor, "S M d"], gain: Float[Tensor, "S d"], shift: Float[Tensor, "S d"]) -> Float[Tensor, "S M d"]:
@@ -45,24 +70,40 @@ def norm(x: Float[Tensor, "S M d"], gain: Float[Tensor, "S d"], shift: Float[Ten
     return nnf.layer_norm(x, x.shape[-1:]) * gain[:, None] + shift[:, None]
 
 
-def gelu(x: Float[Tensor, "S M f"], bias: Float[Tensor, "S f"], form: str) -> Float[Tensor, "S M f"]:
+def gelu(x: Float[Tensor, "S M f"], bias: Weight, form: str) -> Float[Tensor, "S M f"]:
     """GELU(x + bias) in the dtype of x; `form` is torch's name, "none" (erf) or "tanh"."""
-    return nnf.gelu(x + bias[:, None], approximate=form).to(x.dtype)
+    return nnf.gelu(x + bias.value[:, None], approximate=form).to(x.dtype)
 
 
 def attention(
-    qkv: Float[Tensor, "S M three_d"], bias: Float[Tensor, "S three_d"] | None, tokens: int, heads: int
+    qkv: Float[Tensor, "S M three_d"], bias: Weight | None, tokens: int, heads: int
 ) -> Float[Tensor, "S M d"]:
     """Causal attention inside each run of `tokens` rows, from q, k, v side by side; heads' outputs side by side.
 
     The bias of q, k, v is added in fp32 and the sum rounded to the dtype of qkv.
     """
-    if bias is not None:
-        qkv = (qkv + bias[:, None]).to(qkv.dtype)
+    qkv = add(qkv, None, bias)
     seeds, rows, wide = qkv.shape
     parts = qkv.view(-1, tokens, 3, heads, wide // (3 * heads)).permute(2, 0, 3, 1, 4)
     z = nnf.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
     return z.transpose(1, 2).reshape(seeds, rows, wide // 3)
+
+
+def last_rows(
+    x: Float[Tensor, "S M d"], n: Float[Tensor, "S M d"], tokens: int
+) -> tuple[Float[Tensor, "S B d"], Float[Tensor, "S B d"], Float[Tensor, "S M d"]]:
+    """(x at the last of every `tokens` rows, n there, n everywhere); the third is for one product alone."""
+    return x[:, tokens - 1 :: tokens], n[:, tokens - 1 :: tokens], n
+
+
+def answer_attention(
+    q: Float[Tensor, "S B d"], kv: Float[Tensor, "S M two_d"], tokens: int, heads: int
+) -> Float[Tensor, "S B d"]:
+    """Attention of one row an example over all of its `tokens` rows of keys and values, side by side in kv."""
+    (seeds, batch, width), each = q.shape, q.shape[-1] // heads
+    k, v = kv.view(-1, tokens, 2, heads, each).permute(2, 0, 3, 1, 4)
+    scores = q.reshape(-1, heads, 1, each) @ k.transpose(-1, -2) * each**-0.5
+    return (nnf.softmax(scores, -1) @ v).view(seeds, batch, width)
 
 
 @torch.no_grad()

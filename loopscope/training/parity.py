@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,10 +11,9 @@ from torch import Tensor
 
 from loopscope.model import LoopedTransformer
 from loopscope.tasks import parity
-from loopscope.training.cohort import Cohort, Precision, State
+from loopscope.training.cohort import Cohort, Precision, State, stacked
 from loopscope.training.objective import Maps, Step, each_loss
 from loopscope.training.recipes import BackboneRecipe, MapRecipe, ParityData, ParityFit
-from loopscope.training.stack import Stack
 from loopscope.training.streams import BitStream
 
 CHECK_SEED, CHECKED = 900_001, 1024
@@ -40,30 +40,77 @@ class ParityBackbones:
     ) -> None:
         assert isinstance(recipe.data, ParityData)
         self.recipe, self.data, self.stages, self.precision = recipe, recipe.data, recipe.stages, recipe.precision
-        self.stack = Stack([model.state_dict() for model in models], device)
+        self.stack = stacked(models, device, small=True)
         self.stream = BitStream(recipe.stream, list(seeds), recipe.batch, self.data.longest, device)
+        self.host = BitStream(recipe.stream, list(seeds), recipe.batch, self.data.longest)
         draws = [torch.Generator().manual_seed(CHECK_SEED + seed) for seed in seeds]
         bits = torch.stack([torch.randint(2, (CHECKED, self.data.longest), generator=draw) for draw in draws])
         self.checked = parity.fixed_length(bits.to(device))
 
-    def shape(self, stage: int, update: int) -> int:
-        """The greatest length of this update."""
-        return self.data.reached(update)
+    def shape(self, stage: int, update: int) -> tuple[int, bool]:
+        """(greatest length of this update, whether its strings run out as fast as `_segments` counts on).
 
-    def step(self, stage: int, shape: int, update: Int[Tensor, ""]) -> Step:
-        """Strings of 1..shape bits, each read after as many calls as it has bits."""
-        bits, lengths = self.stream.bits(update)[..., :shape], self.stream.lengths(update, shape)
-        batch = parity.make_batch(bits, lengths, shape, check=False)
-        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision)
-        state, states = cohort.embed(batch.tokens), []
-        for _ in range(shape):
-            state = cohort.call(state, shape + 2)
-            states.append(state.x)
-        every = torch.stack(states).unflatten(2, (*lengths.shape[1:], -1)).flatten(3)
-        own = (lengths - 1)[None, ..., None].expand(1, -1, -1, every.shape[-1])
-        h = every.gather(0, own)[0].view(states[0].shape)
+        Before the greatest length of all is reached, no two shapes for a few updates each: capturing takes time too.
+        """
+        most = self.data.reached(update)
+        if most < self.data.longest:
+            return most, False
+        lengths = self.host.lengths(torch.tensor(update), most)
+        return most, all(int((lengths >= first).sum(1).max()) <= rows for first, rows in self._segments(most))
+
+    def _segments(self, most: int) -> list[tuple[int, int]]:
+        """(first call, strings still to be run) of each run of calls.
+
+        A string of n bits is done after n calls.  Sorted by length, the strings left at call t are the first ones; how
+        many is random, but almost never more than 2.5 standard deviations above the mean, and shapes must be known
+        beforehand.  The rare update with more is run as a whole.
+        """
+        batch, segments = self.recipe.batch, []
+        for first in range(1, most + 1, 5):
+            part = (most + 1 - first) / most
+            bound = math.ceil(batch * part + 2.5 * math.sqrt(batch * part * (1 - part)))
+            segments.append((first, min(batch, bound)))
+        return segments
+
+    def step(self, stage: int, shape: tuple[int, bool], update: Int[Tensor, ""]) -> Step:
+        """Strings of 1..most bits, each read after as many calls as it has bits."""
+        most, bounded = shape
+        bits, lengths = self.stream.bits(update)[..., :most], self.stream.lengths(update, most)
         drawn = torch.cat([lengths, bits.flatten(1)], 1)
+        order = lengths.argsort(dim=1, descending=True, stable=True)
+        lengths, bits = lengths.gather(1, order), bits.gather(1, order[..., None].expand_as(bits))
+        batch = parity.make_batch(bits, lengths, most, check=False)
+        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision, self.stack.sinks)
+        segments = self._segments(most) if bounded else [(1, self.recipe.batch)]
+        h = self._at_own_call(cohort, batch.tokens, lengths, segments, most)
         return Step(_answer_loss(cohort.read(h), batch), drawn)
+
+    @staticmethod
+    def _at_own_call(
+        cohort: Cohort,
+        tokens: Int[Tensor, "S B T"],
+        lengths: Int[Tensor, "S B"],
+        segments: list[tuple[int, int]],
+        most: int,
+    ) -> Float[Tensor, "S n d"]:
+        """The state of every string after as many calls as it is long; strings are sorted, the longest first."""
+        seeds, _, width = tokens.shape
+        x, found = cohort.embed(tokens).x, []
+        for first, after in zip(segments, [*segments[1:], (most + 1, 0)], strict=True):
+            start, rows = first
+            x = x.unflatten(1, (-1, width))[:, :rows].flatten(1, 2)
+            states = []
+            for _ in range(start, after[0]):
+                x = cohort.call(State(x), width).x
+                states.append(x)
+            every = torch.stack(states).unflatten(2, (rows, -1)).flatten(3)
+            own = (lengths[:, :rows] - start).clamp(0, len(states) - 1)
+            found.append(every.gather(0, own[None, ..., None].expand(1, -1, -1, every.shape[-1]))[0])
+        h = found.pop()
+        for (start, rows), earlier in zip(segments[:0:-1], found[::-1], strict=True):
+            later = (lengths[:, :rows] >= start)[..., None]
+            h = torch.cat([torch.where(later, h, earlier[:, :rows]), earlier[:, rows:]], 1)
+        return h.view(seeds, lengths.shape[1] * width, -1)
 
     def scores(self, stage: int) -> list[tuple[float, ...]]:
         """(exact match, minus the loss) at the greatest length, in fp32."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from loopscope.errors import InputError, nearest
 from loopscope.model import ModelConfig, graph_walk_config, parity_config, relations_config
 
-Precision = Literal["bf16", "tf32"]
+Precision = Literal["bf16", "tf32", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,7 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 OWN_STREAM = "batches come from our counter-based streams; the reference drew them on its GPU, which cannot be repeated"
 TF32 = "products in TF32 on a GPU (fp32 in the reference); checkpoints are scored, and maps used, in fp32"
+FP16 = "states before the first J from fp16 products on a GPU, as precise as TF32 (fp32 in the reference)"
 
 
 def _walk_stage(updates: int = 20_000) -> tuple[Stage, ...]:
@@ -273,7 +274,8 @@ def parity() -> BackboneRecipe:
     stage = Stage("train", 100_001, Optimiser(schedule, decay=0.01), check_every=1_000)
     return BackboneRecipe(
         "parity", "parity of 1-20 bits, n loops for n bits, growing lengths", parity_config(), ParityData(),
-        "own-length", 64, (stage,), stream="parity", precision="tf32", deviations=(OWN_STREAM, TF32),
+        "own-length", 64, (stage,), stream="parity", precision="fp16", deviations=(OWN_STREAM, "products in fp16 with "
+        "scaled losses on a GPU, as precise as TF32 (fp32 in the reference); checkpoints are scored in fp32"),
     )  # fmt: skip
 
 
@@ -283,7 +285,7 @@ def relations() -> BackboneRecipe:
     stage = Stage("train", 80_000, Optimiser(schedule, betas=(0.9, 0.95)), check_every=2_000)
     return BackboneRecipe(
         "relations", "relation chains of 1-3 steps, one loop for each", relations_config(), RelationData(), "aligned",
-        512, (stage,), stream="relations", deviations=(OWN_STREAM, "held-out compositions drawn with seeds of our own"),
+        512, (stage,), stream="relations", deviations=(OWN_STREAM,),
     )  # fmt: skip
 
 
@@ -296,7 +298,7 @@ def _map_stage(updates: int = 8_000, check_every: int = 400) -> tuple[Stage, ...
 
 def _one_call(name: str, hops: int, about: str) -> MapRecipe:
     return MapRecipe(
-        name, about, "d8l6", WalkFit(hops), 128, _map_stage(), stream="walk-maps", deviations=(OWN_STREAM, TF32)
+        name, about, "d8l6", WalkFit(hops), 128, _map_stage(), stream="walk-maps", deviations=(OWN_STREAM, TF32, FP16)
     )  # fmt: skip
 
 
@@ -332,8 +334,8 @@ def continue16() -> MapRecipe:
         1, calls=16, prefix=0, base=0, held_out="eight", selection="eight-selection", score="loss"
     )  # fmt: skip
     return MapRecipe(
-        "continue16", "a step at every call, trained through 16 steered calls from h0", "n8-d8l8", data, 128, _map_stage(),
-        stream="continue-maps",
+        "continue16", "a step at every call, trained through 16 steered calls from h0", "n8-d8l8", data, 128,
+        _map_stage(), stream="continue-maps",
         deviations=(OWN_STREAM, TF32, "one start of A per fit; the reference draws one per backbone and fit"),
     )  # fmt: skip
 
@@ -355,11 +357,11 @@ def relations_curriculum() -> MapRecipe:
     grow = tuple(Stage(f"length {m}", 3_000, optimiser, check_every=250, stop_at=1.0) for m in range(4, 17))
     last = Schedule(3e-5, warmup=500, hold=8_500, decay=1_000, shape="linear")
     rest = Stage("all lengths", 10_000, Optimiser(last, betas=(0.9, 0.95)), check_every=500)
+    half = "in the last stage each update takes any length with probability one half; the reference marks exactly half"
     return MapRecipe(
-        "relations-curriculum", "a dense J for relation chains: lengths 4, 5, ..., 16, then all", "relations", RelationFit(
-            (*range(4, 17), 16)), 128, (*grow, rest), stream="relation-maps", family="dense", rank=None,
-        keep="last", deviations=(OWN_STREAM, TF32, "in the last stage each update is `all lengths` with probability "
-        "one half; the reference marks exactly half of them"),
+        "relations-curriculum", "a dense J for relation chains: lengths 4, 5, ..., 16, then all", "relations",
+        RelationFit((*range(4, 17), 16)), 128, (*grow, rest), stream="relation-maps", family="dense", rank=None,
+        keep="last", deviations=(OWN_STREAM, TF32, half),
     )  # fmt: skip
 
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from loopscope.model import LoopedTransformer
 from loopscope.tasks import relations
-from loopscope.training.cohort import Cohort, Precision, State
+from loopscope.training.cohort import Cohort, Precision, State, stacked
 from loopscope.training.objective import Maps, Step, mean_loss, share
 from loopscope.training.recipes import BackboneRecipe, MapRecipe, RelationData, RelationFit
-from loopscope.training.stack import Stack
 from loopscope.training.streams import QueryStream, below, bits, stream_key
 
 CHECK_SEED = 990_000
@@ -28,7 +27,7 @@ class RelationBackbones:
     ) -> None:
         assert isinstance(recipe.data, RelationData)
         self.recipe, self.data, self.stages, self.precision = recipe, recipe.data, recipe.stages, recipe.precision
-        self.stack = Stack([model.state_dict() for model in models], device)
+        self.stack = stacked(models, device, small=True)
         self.world = relations.world().to(device)
         held_out = {length: codes.to(device) for length, codes in relations.held_out().items()}
         self.stream = QueryStream(recipe.stream, list(seeds), recipe.batch, self.data.longest, held_out, device)
@@ -45,7 +44,7 @@ class RelationBackbones:
         queries = self.stream.queries(update, shape)
         tokens = relations.tokens(*queries, check=False)
         path = relations.path(self.world, *queries)
-        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision)
+        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision, self.stack.sinks)
         state, length, losses = cohort.embed(tokens), shape + 2, []
         for call in range(1, shape + 1):
             last = call == shape
@@ -57,7 +56,7 @@ class RelationBackbones:
 
     def scores(self, stage: int) -> list[tuple[float, ...]]:
         """Accuracy on the selection compositions: the mean over lengths, then each length."""
-        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision)
+        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision, self.stack.sinks)
         outcome = []
         for length, queries in enumerate(self.selection, 1):
             tokens = relations.tokens(*queries).expand(len(self.stack), -1, -1)

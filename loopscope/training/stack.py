@@ -2,35 +2,102 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+ALIGNED = 64
+"""Every weight starts at a multiple of this many numbers: products of unaligned matrices take twice the time."""
+
+
+class Lane:
+    """A second stream for work that nothing waits for until the end: gradients of weights, beside those of states.
+
+    It helps where single operations are too small to fill the GPU.  What it reads is held until `join`, because memory
+    let go of earlier would be written again while this stream still reads it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.held: list[Tensor] = []
+
+    @contextmanager
+    def take(self, *tensors: Tensor) -> Iterator[None]:
+        """Work in the block runs beside what follows it, after what came before it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        self.held += tensors
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """What follows waits for all that was taken."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.held.clear()
+
+
+class Sink(NamedTuple):
+    """Where a kernel adds the gradient of a weight, and the lane it may do so in."""
+
+    total: Tensor
+    lane: Lane | None = None
+
+    def rows(self, part: slice) -> Sink:
+        """The same for some of the weight's outputs."""
+        return Sink(self.total[:, part], self.lane)
+
 
 class Stack:
-    """`flat` [members, parameters] in fp32; `weights` by name are views of it with a leading axis of members."""
+    """`flat` [members, parameters] in fp32; `weights` by name are views of it with a leading axis of members.
 
-    def __init__(self, members: Sequence[Mapping[str, Tensor]], device: torch.device | str = "cpu") -> None:
+    `gradient` has the layout of `flat`; `sinks` are its parts for the weights that `collect` names, whose gradients the
+    kernels add there, in `lane` if there is one.  All others come from autograd.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Mapping[str, Tensor]],
+        device: torch.device | str = "cpu",
+        collect: Callable[[str], bool] = lambda _: False,
+        lane: Lane | None = None,
+    ) -> None:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in members[0].items()}
-        rows = [torch.cat([member[name].detach().flatten() for name in self.shapes]) for member in members]
-        self.flat = torch.stack(rows).to(device=device, dtype=torch.float32)
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        ends = list(itertools.accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes))
+        self._places = dict(zip(self.shapes, zip([0, *ends], sizes, strict=False), strict=True))
+        self.flat = torch.zeros(len(members), ends[-1], device=device)
+        self.gradient = torch.zeros_like(self.flat)
+        for name, view in self._views(self.flat).items():
+            view.copy_(torch.stack([member[name].detach() for member in members]))
         self.weights = {name: view.requires_grad_() for name, view in self._views(self.flat).items()}
+        self.lane = lane
+        self.sinks = {name: Sink(view, lane) for name, view in self._views(self.gradient).items() if collect(name)}
 
     def __len__(self) -> int:
         return len(self.flat)
 
     def _views(self, flat: Float[Tensor, "S parameters"]) -> dict[str, Tensor]:
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        pieces = flat.detach().split(sizes, 1)
-        return {name: p.view(len(flat), *shape) for (name, shape), p in zip(self.shapes.items(), pieces, strict=True)}
+        flat = flat.detach()
+        return {
+            name: flat[:, start : start + size].unflatten(1, self.shapes[name])
+            for name, (start, size) in self._places.items()
+        }
 
     def gradients(self, loss: Float[Tensor, ""]) -> Float[Tensor, "S parameters"]:
-        """Gradients of a loss that is a sum over members, in the layout of `flat`."""
-        grads = torch.autograd.grad(loss, list(self.weights.values()))
-        return torch.cat([grad.flatten(1) for grad in grads], 1)
+        """Gradients of a loss that is a sum over members, in the layout of `flat`, good until the next call."""
+        self.gradient.zero_()
+        own = [name for name in self.weights if name not in self.sinks]
+        views = self._views(self.gradient)
+        for name, grad in zip(own, torch.autograd.grad(loss, [self.weights[name] for name in own]), strict=True):
+            views[name].copy_(grad)
+        if self.lane is not None:
+            self.lane.join()
+        return self.gradient
 
     def member(self, index: int, flat: Float[Tensor, "S parameters"] | None = None) -> dict[str, Tensor]:
         """One member's parameters by name, copied to the CPU; from another array of the same layout if given."""

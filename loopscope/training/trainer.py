@@ -24,6 +24,8 @@ from loopscope.training.recipes import Stage
 from loopscope.training.streams import absorb
 
 WINDOW = 100  # updates between two looks at the device, at most
+LOSS_SCALE = {"fp16": 1024.0}
+"""Factor on losses before the backward pass, taken out again afterwards: small gradients would vanish in fp16."""
 
 
 @dataclass
@@ -198,19 +200,21 @@ class Trainer:
         state, optimiser = self.state, stage.optimiser
         state["update"].add_(1)
         losses, drawn = self.objective.step(self.stage, shape, state["update"])
-        gradient = self.stack.gradients(losses.sum())
+        times = LOSS_SCALE.get(self.objective.precision, 1.0)
+        gradient = self.stack.gradients((losses * times).sum())
         with torch.no_grad():
             losses = losses.detach()
-            norm = torch.linalg.vector_norm(gradient, dim=1)
+            norm = torch.linalg.vector_norm(gradient, dim=1) / times
             ok = state["alive"] & torch.isfinite(losses) & torch.isfinite(norm)
             fails = state["alive"] & ~ok
             state["failed_at"].copy_(torch.where(fails, state["update"], state["failed_at"]))
             state["failed_loss"].copy_(torch.where(fails, losses, state["failed_loss"]))
             state["alive"].copy_(ok)
             state["data"].copy_(torch.where(ok, absorb(state["data"], drawn), state["data"]))
+            scale = (optimiser.clip / (norm + 1e-6)).clamp(max=1.0) / times
             rate, correction1, correction2 = self.table.index_select(0, state["update"][None])[0].unbind()
             self.ops.adamw(
-                state["flat"], gradient, state["m"], state["v"], rate, (optimiser.clip / (norm + 1e-6)).clamp(max=1.0),
+                state["flat"], gradient, state["m"], state["v"], rate, scale,
                 ok, correction1, correction2, self.factor, optimiser.betas, optimiser.eps, optimiser.decay,
             )  # fmt: skip
             self.loss_sum.add_(torch.where(ok, losses, 0.0))

@@ -11,10 +11,9 @@ from torch import Tensor
 from loopscope.model import LoopedTransformer
 from loopscope.tasks.graph_walk import GraphWalk, all_starts, walk
 from loopscope.tasks.populations import held_out, population
-from loopscope.training.cohort import Cohort, Precision, State
+from loopscope.training.cohort import Cohort, Precision, State, stacked
 from loopscope.training.objective import Maps, Step, each_loss, mean_loss, share
 from loopscope.training.recipes import BackboneRecipe, GraphData, MapRecipe, WalkFit
-from loopscope.training.stack import Stack
 from loopscope.training.streams import GraphStream, below, bits, stream_key
 
 SCORED_AT_ONCE = 640  # examples; bounds the memory of a check
@@ -28,7 +27,7 @@ class WalkBackbones:
     ) -> None:
         assert isinstance(recipe.data, GraphData)
         self.recipe, self.data, self.stages, self.precision = recipe, recipe.data, recipe.stages, recipe.precision
-        self.stack = Stack([model.state_dict() for model in models], device)
+        self.stack = stacked(models, device)
         self.task = GraphWalk(self.data.nodes)
         codes = held_out(self.data.held_out)
         self.stream = GraphStream(recipe.stream, list(seeds), recipe.batch, self.data.nodes, codes, device)
@@ -49,7 +48,7 @@ class WalkBackbones:
         flat = graphs.flatten(0, 1), starts.flatten()
         tokens = self.task.tokens(*flat, depths.flatten(), check=False).view(seeds, batch, -1)
         path = walk(*flat, self.data.depth).view(seeds, batch, -1)
-        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision)
+        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision, self.stack.sinks)
         drawn = torch.cat([graphs.flatten(1), starts, depths], 1)
         if self.recipe.loss == "final":
             logits = cohort.answer_logits(tokens, self.recipe.model.loops)
@@ -64,7 +63,7 @@ class WalkBackbones:
 
     def scores(self, stage: int) -> list[tuple[float, ...]]:
         """Accuracy after the last call on the selection population, at the greatest depth."""
-        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision)
+        cohort = Cohort(self.recipe.model, self.stack.weights, self.precision, self.stack.sinks)
         tokens = self.selection.expand(len(self.stack), -1, -1)
         return share(cohort.answer_logits(tokens, self.recipe.model.loops).argmax(-1) == self.selected)
 
@@ -83,6 +82,8 @@ class WalkFits:
         self.frozen = {name: w.detach().to(device)[None] for name, w in backbone.state_dict().items()}
         self.fast = Cohort(self.config, self.frozen, self.precision)
         self.exact = Cohort(self.config, self.frozen, "fp32")
+        # fp16 has the mantissa of TF32 and half the traffic; what it lacks in range only gradients would miss.
+        self.ahead = Cohort(self.config, self.frozen, "fp16")
         self.prefix = self.config.loops if self.data.prefix is None else self.data.prefix
         self.maps = Maps(recipe, self.config.width, [fit for _, fit in members], device)
         self.stack = self.maps.stack
@@ -113,7 +114,7 @@ class WalkFits:
                 for _ in range(self.prefix):
                     state = cohort.call(state, length)
                 pieces.append(cohort.settle(state).view(len(part), length, -1))
-        return torch.cat(pieces), walk(graphs, starts, most)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces), walk(graphs, starts, most)
 
     def shape(self, stage: int, update: int) -> None:
         """All updates are of one shape."""
@@ -123,7 +124,7 @@ class WalkFits:
         batch = self.recipe.batch
         if self.pool is None:
             graphs, starts = self.stream.graphs(update), self.stream.starts(update)
-            h, path = self._states(graphs.flatten(0, 1), starts.flatten(), self.fast)
+            h, path = self._states(graphs.flatten(0, 1), starts.flatten(), self.ahead)
             drawn = torch.cat([graphs.flatten(1), starts], 1)
         else:
             counter = update * batch + torch.arange(batch, device=self.keys.device)

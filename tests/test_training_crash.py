@@ -1,0 +1,407 @@
+"""Training under kill -9, damaged checkpoints, a full disk, a second process: real processes, the same bits.
+
+As in `test_store_crash.py`, one helper process (this module run as a script) imports everything once and forks a child
+for each job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopscope.errors import InputError
+from loopscope.manifest import MANIFEST
+from loopscope.model import LoopedTransformer
+from loopscope.store import Store
+from loopscope.tasks.populations import held_out
+from loopscope.training import jobs
+from loopscope.training.jobs import Finished, Progress
+from loopscope.training.recipes import BackboneRecipe, Schedule
+from tests import test_store_crash
+from tests.test_store_crash import drafts, gate_at, outcome_of, say
+from tests.test_training import StoppedError, checkpoints, settings_of, stage_of, stop_after, toy_map, toy_walk
+
+SEEDS = [0, 2]
+EVERY = 2  # updates of a window
+
+
+def toy_backbone(windows: int) -> BackboneRecipe:
+    """A backbone whose checkpoints cost more than its updates."""
+    made = toy_walk()
+    stage = stage_of(EVERY * windows, EVERY, schedule=Schedule(0.01, warmup=3))
+    return replace(made, model=replace(made.model, width=8, layers=1, mlp=16), batch=4, stages=(stage,))
+
+
+BACKBONES = {"backbone": toy_backbone(24), "short": toy_backbone(3), "shortest": toy_backbone(2)}
+FITS = [replace(toy_map(name, 16, EVERY), batch=4) for name in ("one", "two")]
+FITS = [replace(made, data=replace(made.data, score="loss")) for made in FITS]
+
+# What the children do -------------------------------------------------------------------------------------------------
+
+
+def work(what: str, root: str, **settings: Any) -> list[Any]:
+    """Train the backbones, or fit maps to the only backbone; a checkpoint after every window.  Gives all digests."""
+    store, changed = Store(root), settings_of(**{"save_every": 0.0, **settings})
+    if what == "map":
+        (backbone,) = store.all("backbone")
+        return told(jobs.fit(FITS, backbone, [1, 2], store, changed))
+    seeds = SEEDS[:1] if what == "shortest" else SEEDS
+    return told(jobs.train(BACKBONES[what], seeds, store, changed))
+
+
+def told(done: list[Finished]) -> list[Any]:
+    """What must not depend on interruptions, as JSON."""
+    return [[each.key, each.selected_update, list(each.score), dict(each.digests)] for each in done]
+
+
+class Counted:
+    """Counts what this process does and, once armed, kills it (SIGKILL) before the n-th thing from then on."""
+
+    def __init__(self, kind: str) -> None:
+        self.count, self.end = 0, 0
+        if kind == "call":  # every call of a function, Python's or C's: a place between any two operations on tensors
+            sys.setprofile(self.called)
+        else:
+            sys.addaudithook(self.audited)
+
+    def arm(self, n: int) -> None:
+        self.end = self.count + n
+
+    def called(self, frame: object, event: str, argument: object) -> None:
+        if event in ("call", "c_call"):
+            self.tick()
+
+    def audited(self, name: str, arguments: tuple[object, ...]) -> None:
+        if name == "open" or name.startswith(("os.", "fcntl.", "shutil.")):
+            self.tick()
+
+    def tick(self) -> None:
+        self.count += 1
+        if self.count == self.end:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work_and_die(what: str, root: str, kind: str, update: int = 0, n: int = 0) -> dict[str, Any]:
+    """Work, but die before the n-th event of a kind after this update (n = 0: never); else give what came out.
+
+    Besides, give how many events there were by the end of every window, and in all.
+    """
+    counted, after_windows = Counted(kind), []
+
+    def watch(now: Progress) -> None:
+        after_windows.append(counted.count)
+        if n and now.done >= update and not counted.end:
+            counted.arm(n)
+
+    if n and update == 0:
+        counted.arm(n)
+    outcome = work(what, root, watch=watch)
+    sys.setprofile(None)
+    return {"outcome": outcome, "windows": after_windows, "all": counted.count}
+
+
+def work_when_told(root: str, gate: str) -> list[Any]:
+    """Train, but wait in the first window until the FIFO `gate` gives a byte."""
+    waited = []
+
+    def watch(_: Progress) -> None:
+        if not waited:
+            waited.append(True)
+            say("ready")
+            with open(gate, "rb", buffering=0) as tickets:
+                tickets.read(1)
+
+    return work("short", root, watch=watch)
+
+
+def fill_disk(how: str, windows: int) -> Any:
+    """After some windows no file can be written any more: by a limit, or on a disk that is full."""
+    left = [windows]
+
+    def watch(_: Progress) -> None:
+        left[0] -= 1
+        if left[0] == 0 and how == "limit":
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails with EFBIG instead of killing the process
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        elif left[0] == 0:
+            sys.addaudithook(put_on_full_device)
+
+    return watch
+
+
+def put_on_full_device(name: str, arguments: tuple[Any, ...]) -> None:
+    """A draft's tensors go to /dev/full, where the kernel itself says that there is no space."""
+    if name == "open" and str(arguments[0]).endswith("state.safetensors") and "w" in str(arguments[1]):
+        os.symlink("/dev/full", arguments[0])
+
+
+def work_on_full_disk(root: str, how: str, windows: int) -> list[Any]:
+    return outcome_of(lambda: work("backbone", root, watch=fill_disk(how, windows)))
+
+
+def work_with_full_metrics(root: str, metrics: str) -> list[Any]:
+    return outcome_of(lambda: work("short", root, metrics=Path(metrics)))
+
+
+def serve() -> None:
+    """As in `test_store_crash.py`, with the functions of this module."""
+    # Children start with what takes long to make or to import, which loading a backbone does.
+    held_out("tiny")
+    with torch.device("meta"):
+        LoopedTransformer(BACKBONES["short"].model)
+    for line in sys.stdin:
+        job, arguments = json.loads(line)
+        if job == "wait":
+            say("exit", os.waitstatus_to_exitcode(os.waitpid(arguments[0], 0)[1]))
+        elif child := os.fork():
+            say("forked", child)
+        else:
+            try:
+                say("result", globals()[job](*arguments))
+            except BaseException:
+                say("failed", traceback.format_exc())
+            os._exit(0)
+
+
+class Nursery(test_store_crash.Nursery):
+    """The test's end of the helper process."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.test_training_crash"]
+        alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process with threads must not fork
+        pipe, here = subprocess.PIPE, Path(__file__).parent.parent
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=alone, cwd=here)
+        self.heard: list[list[Any]] = []
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.process.stdin.close()
+    assert nursery.process.wait() == 0
+    nursery.process.stdout.close()
+
+
+Whole = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def one_backbone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one backbone, to fit maps to."""
+    store = Store(tmp_path_factory.mktemp("one") / "store")
+    nursery.result(nursery.start(work, "short", str(store.root)))
+    store.remove("backbone", store.all("backbone")[1].key)
+    return store.root
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery, one_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """What runs give that nobody interrupts, and how many calls and file operations they take."""
+    found = {}
+    for what in ("backbone", "short", "shortest", "map"):
+        for kind in ("call", "file"):
+            root = tmp_path_factory.mktemp("whole") / "store"
+            if what == "map":
+                shutil.copytree(one_backbone, root)
+            found[what, kind] = nursery.result(nursery.start(work_and_die, what, str(root), kind))
+        assert found[what, "call"]["outcome"] == found[what, "file"]["outcome"]
+    return found
+
+
+# Kill -9 --------------------------------------------------------------------------------------------------------------
+
+
+def killed_all_the_way(nursery: Nursery, store: Store, what: str, kind: str, whole: Whole) -> list[int]:
+    """Kill the same work at a random moment of every window, and let it end.  Gives how many drafts each kill left."""
+    moments, run = random.Random(f"{what} {kind}"), whole[what, kind]
+    ends, left = run["windows"], []
+    for window in range(len(ends)):
+        begun = ends[window - 1] if window else 0
+        n = moments.randint(1, max(ends[window] - begun, ends[1] - ends[0]))
+        pid = nursery.start(work_and_die, what, str(store.root), kind, EVERY * window, n)
+        assert nursery.exit_status(pid) == -signal.SIGKILL
+        assert all(each.state == "ok" for each in store.verify())
+        # What was saved before this window is still there.
+        assert max((update for _, update in checkpoints(store)), default=0) >= EVERY * min(window, len(ends) - 1)
+        left.append(len(drafts(store)))
+    again = nursery.result(nursery.start(work_and_die, what, str(store.root), kind))
+    assert again["outcome"] == run["outcome"]
+    assert len(again["windows"]) <= 1
+    return left
+
+
+@pytest.mark.parametrize("kind", ["call", "file"])
+def test_backbones_killed_in_every_window(nursery: Nursery, tmp_path: Path, whole: Whole, kind: str) -> None:
+    store = Store(tmp_path / "store")
+    left = killed_all_the_way(nursery, store, "backbone", kind, whole)
+    assert len(left) == 24
+    assert sum(map(bool, left)) >= 5, "hardly any kill met a write"
+    assert checkpoints(store) == []
+    assert drafts(store) == []
+    # The selected weights are no trivial ones: neither the first that were scored nor the last.
+    wanted = whole["backbone", kind]["outcome"]
+    assert all(EVERY < selected < 48 for _, selected, _, _ in wanted)
+    assert all(digests["final"] != digests["selected"] for _, _, _, digests in wanted)
+
+
+@pytest.mark.parametrize("kind", ["call", "file"])
+def test_maps_killed_in_every_window(
+    nursery: Nursery, tmp_path: Path, one_backbone: Path, whole: Whole, kind: str
+) -> None:
+    store = Store(shutil.copytree(one_backbone, tmp_path / "store"))
+    assert len(killed_all_the_way(nursery, store, "map", kind, whole)) == 8
+    assert checkpoints(store) == []
+    assert len(store.all("map")) == 4
+
+
+def test_killed_before_every_file_operation_after_the_last_window(
+    nursery: Nursery, tmp_path: Path, whole: Whole
+) -> None:
+    run, left = whole["shortest", "file"], []
+    for event in range(1, run["all"] - run["windows"][-1] + 1):
+        store = Store(tmp_path / str(event))
+        pid = nursery.start(work_and_die, "shortest", str(store.root), "file", EVERY * 2, event)
+        assert nursery.exit_status(pid) == -signal.SIGKILL
+        assert all(each.state == "ok" for each in store.verify())
+        stored = bool(store.all("backbone"))
+        again = nursery.result(nursery.start(work_and_die, "shortest", str(store.root), "file"))
+        assert again["outcome"] == run["outcome"]
+        assert len(again["windows"]) == (0 if stored else 1)
+        left += checkpoints(store)
+    assert left == [], "a finished job must leave no checkpoints, wherever it was killed"
+
+
+# Damaged checkpoints --------------------------------------------------------------------------------------------------
+
+
+def spoil(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "flipped byte":
+        data[len(data) // 2] ^= 0xFF
+    elif how == "cut off":
+        del data[len(data) // 2 :]
+    path.write_bytes(data)
+
+
+def stopped(store: Store, windows: int) -> list[Path]:
+    """Stop the short job after some windows; the folders of its checkpoints, the latest first."""
+    with pytest.raises(StoppedError):
+        work("short", str(store.root), watch=stop_after(windows))
+    found = sorted(store.all("checkpoint"), key=lambda each: each.manifest.config["update"])
+    return [each.folder for each in found][::-1]
+
+
+def resumed(store: Store) -> tuple[list[Any], list[int]]:
+    """The outcome, and where the job was after every window."""
+    seen: list[int] = []
+    outcome = work("short", str(store.root), save_every=3600.0, watch=lambda now: seen.append(now.done))
+    return outcome, seen
+
+
+@pytest.mark.parametrize("how", ["flipped byte", "cut off"])
+@pytest.mark.parametrize("name", ["state.safetensors", "progress.json", MANIFEST])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, whole: Whole, name: str, how: str) -> None:
+    store = Store(tmp_path / "store")
+    latest, before = stopped(store, 2)
+    spoil(latest / name, how)
+    outcome, seen = resumed(store)
+    assert outcome == whole["short", "call"]["outcome"]
+    assert seen == [4, 6]
+    assert not before.exists()
+    store.gc(damaged=True)
+    assert not latest.exists()
+
+
+def test_without_a_whole_checkpoint_the_job_starts_anew(tmp_path: Path, whole: Whole) -> None:
+    store = Store(tmp_path / "store")
+    for folder in stopped(store, 2):
+        spoil(folder / "state.safetensors", "flipped byte")
+    outcome, seen = resumed(store)
+    assert outcome == whole["short", "call"]["outcome"]
+    assert seen == [2, 4, 6]
+    assert checkpoints(store) == []
+
+
+# A second process -----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused(nursery: Nursery, tmp_path: Path, whole: Whole) -> None:
+    store = Store(tmp_path / "store")
+    with gate_at(tmp_path / "gate") as let_pass:
+        first = nursery.start(work_when_told, str(store.root), str(tmp_path / "gate"))
+        nursery.hear("ready", first)
+        for seeds in (SEEDS, SEEDS[1:]):  # a part of the cohort is the same job
+            with pytest.raises(InputError) as caught:
+                jobs.train(BACKBONES["short"], seeds, store, settings_of())
+            assert str(caught.value) == (
+                f"another process is at work on this job in {store.root}; wait for it or end it"
+            )
+        # Another job in the same store is none of its business.
+        assert len(jobs.train(BACKBONES["short"], [7], store, settings_of())) == 1
+        let_pass(1)
+        assert nursery.result(first) == whole["short", "call"]["outcome"]
+    assert work("short", str(store.root)) == whole["short", "call"]["outcome"]
+    assert checkpoints(store) == []
+
+
+def test_the_lock_of_a_killed_process_is_none(nursery: Nursery, tmp_path: Path, whole: Whole) -> None:
+    store = Store(tmp_path / "store")
+    with gate_at(tmp_path / "gate"):
+        first = nursery.start(work_when_told, str(store.root), str(tmp_path / "gate"))
+        nursery.hear("ready", first)
+        os.kill(first, signal.SIGKILL)
+        assert nursery.exit_status(first) == -signal.SIGKILL
+    assert work("short", str(store.root)) == whole["short", "call"]["outcome"]
+
+
+# A disk that is full --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("how", "reason"), [("limit", "File too large"), ("device", "No space left on device")])
+def test_a_full_disk_ends_the_run_with_one_line(
+    nursery: Nursery, tmp_path: Path, whole: Whole, how: str, reason: str
+) -> None:
+    store = Store(tmp_path / "store")
+    name, code, message = nursery.result(nursery.start(work_on_full_disk, str(store.root), how, 5))
+    assert (name, code) == ("StoreError", 1)
+    assert message.startswith(f"cannot write {store.root / 'checkpoint'}")
+    assert message.endswith(f"state.safetensors: {reason}")
+    assert "\n" not in message
+    assert checkpoints(store) == [(0, 8), (0, 10)]
+    assert [each.state for each in store.verify()] == ["ok", "ok"]
+    assert drafts(store) == []
+    # The same command, when there is space again.
+    again = nursery.result(nursery.start(work_and_die, "backbone", str(store.root), "file"))
+    assert again["outcome"] == whole["backbone", "file"]["outcome"]
+    assert len(again["windows"]) == 24 - 5
+    assert checkpoints(store) == []
+
+
+def test_no_space_for_the_metrics(nursery: Nursery, tmp_path: Path, whole: Whole) -> None:
+    store, metrics = Store(tmp_path / "store"), tmp_path / "metrics"
+    metrics.mkdir()
+    (metrics / "toy-0-2.jsonl").symlink_to("/dev/full")
+    outcome = nursery.result(nursery.start(work_with_full_metrics, str(store.root), str(metrics)))
+    assert outcome == ["StoreError", 1, f"cannot write {metrics / 'toy-0-2.jsonl'}: No space left on device"]
+    (metrics / "toy-0-2.jsonl").unlink()
+    assert work("short", str(store.root), metrics=metrics) == whole["short", "call"]["outcome"]
+    assert len((metrics / "toy-0-2.jsonl").read_text().splitlines()) == 6
+
+
+if __name__ == "__main__":
+    serve()
