@@ -114,6 +114,11 @@ def work_and_die(what: str, root: str, kind: str, update: int = 0, n: int = 0) -
     return {"outcome": outcome, "windows": after_windows, "all": counted.count}
 
 
+def work_and_tell(root: str) -> list[Any]:
+    """Train, and say so after every window."""
+    return work("backbone", root, watch=lambda now: say("window", now.done))
+
+
 def work_when_told(root: str, gate: str) -> list[Any]:
     """Train, but wait in the first window until the FIFO `gate` gives a byte."""
     waited = []
@@ -227,21 +232,26 @@ def whole(nursery: Nursery, one_backbone: Path, tmp_path_factory: pytest.TempPat
 
 
 def killed_all_the_way(nursery: Nursery, store: Store, what: str, kind: str, whole: Whole) -> list[int]:
-    """Kill the same work at a random moment of every window, and let it end.  Gives how many drafts each kill left."""
+    """Kill the same work at a random moment of every window but the last, and then let it end.
+
+    Gives how many drafts each kill left.
+    """
     moments, run = random.Random(f"{what} {kind}"), whole[what, kind]
-    ends, left = run["windows"], []
-    for window in range(len(ends)):
-        begun = ends[window - 1] if window else 0
-        n = moments.randint(1, max(ends[window] - begun, ends[1] - ends[0]))
-        pid = nursery.start(work_and_die, what, str(store.root), kind, EVERY * window, n)
+    ends, saved, left = run["windows"], 0, []
+    for window in range(len(ends) - 1):
+        if saved >= EVERY * window:  # this window is what it begins with: kill it on the way there, or in it
+            moment = 0, moments.randint(1, ends[0])
+        else:
+            moment = EVERY * window, moments.randint(1, ends[window] - ends[window - 1])
+        pid = nursery.start(work_and_die, what, str(store.root), kind, *moment)
         assert nursery.exit_status(pid) == -signal.SIGKILL
         assert all(each.state == "ok" for each in store.verify())
-        # What was saved before this window is still there.
-        assert max((update for _, update in checkpoints(store)), default=0) >= EVERY * min(window, len(ends) - 1)
+        before, saved = saved, max((update for _, update in checkpoints(store)), default=0)
+        assert saved >= before, "a kill must not cost a checkpoint"
         left.append(len(drafts(store)))
     again = nursery.result(nursery.start(work_and_die, what, str(store.root), kind))
     assert again["outcome"] == run["outcome"]
-    assert len(again["windows"]) <= 1
+    assert len(again["windows"]) == len(ends) - saved // EVERY < 4
     return left
 
 
@@ -249,8 +259,8 @@ def killed_all_the_way(nursery: Nursery, store: Store, what: str, kind: str, who
 def test_backbones_killed_in_every_window(nursery: Nursery, tmp_path: Path, whole: Whole, kind: str) -> None:
     store = Store(tmp_path / "store")
     left = killed_all_the_way(nursery, store, "backbone", kind, whole)
-    assert len(left) == 24
-    assert sum(map(bool, left)) >= 5, "hardly any kill met a write"
+    assert len(left) == 23
+    assert sum(map(bool, left)) >= (5 if kind == "file" else 1), "hardly any kill met a write"
     assert checkpoints(store) == []
     assert drafts(store) == []
     # The selected weights are no trivial ones: neither the first that were scored nor the last.
@@ -259,21 +269,39 @@ def test_backbones_killed_in_every_window(nursery: Nursery, tmp_path: Path, whol
     assert all(digests["final"] != digests["selected"] for _, _, _, digests in wanted)
 
 
+def test_backbones_killed_from_outside(nursery: Nursery, tmp_path: Path, whole: Whole) -> None:
+    store = Store(tmp_path / "store")
+    for window in range(1, 21):
+        pid = nursery.start(work_and_tell, str(store.root))
+        while nursery.hear("window", pid) < EVERY * window:
+            pass
+        os.kill(pid, signal.SIGKILL)  # wherever the work is when the signal comes
+        status = nursery.exit_status(pid)
+        nursery.heard = [line for line in nursery.heard if line[0] != pid]
+        if status == 0:  # a machine so busy that the signal came after the end
+            break
+        assert status == -signal.SIGKILL
+        assert all(each.state == "ok" for each in store.verify())
+        assert checkpoints(store)[-1][1] >= EVERY * window
+    assert nursery.result(nursery.start(work, "backbone", str(store.root))) == whole["backbone", "call"]["outcome"]
+    assert checkpoints(store) == []
+
+
 @pytest.mark.parametrize("kind", ["call", "file"])
 def test_maps_killed_in_every_window(
     nursery: Nursery, tmp_path: Path, one_backbone: Path, whole: Whole, kind: str
 ) -> None:
     store = Store(shutil.copytree(one_backbone, tmp_path / "store"))
-    assert len(killed_all_the_way(nursery, store, "map", kind, whole)) == 8
+    assert len(killed_all_the_way(nursery, store, "map", kind, whole)) == 7
     assert checkpoints(store) == []
     assert len(store.all("map")) == 4
 
 
-def test_killed_before_every_file_operation_after_the_last_window(
+def test_killed_before_every_other_file_operation_after_the_last_window(
     nursery: Nursery, tmp_path: Path, whole: Whole
 ) -> None:
     run, left = whole["shortest", "file"], []
-    for event in range(1, run["all"] - run["windows"][-1] + 1):
+    for event in range(1, run["all"] - run["windows"][-1] + 1, 2):
         store = Store(tmp_path / str(event))
         pid = nursery.start(work_and_die, "shortest", str(store.root), "file", EVERY * 2, event)
         assert nursery.exit_status(pid) == -signal.SIGKILL

@@ -96,6 +96,34 @@ def fit(
         _show(done, settings, started, as_json)
 
 
+@app.command()
+def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: AsJson = False) -> None:
+    """Test the graph-walk backbones and maps of a store on graphs they never saw, each at what it was trained for."""
+    from dataclasses import asdict
+
+    from loopscope.experiments.scores import score_walks
+    from loopscope.store import Store
+    from loopscope.training.jobs import pick_device
+
+    if not store.is_dir():
+        raise InputError(f"there is no store at {store}; name one with --store")
+    chosen = pick_device(device)
+    with Console(stderr=True).status("scoring"):
+        found = list(score_walks(Store(store), chosen))
+    if as_json:
+        return print_json({"scores": [asdict(each) for each in found]})
+    print_table(
+        f"{len(found)} scores (95 % intervals over graphs)",
+        ("name", "program", "target", "population", "accuracy %", "interval", "n"),
+        (
+            (s.name, s.program, s.target, s.population, f"{100 * s.accuracy:.2f}",
+             f"{100 * s.low:.2f}..{100 * s.high:.2f}", f"{s.n:,}")
+            for s in found
+        ),
+        left=4,
+    )  # fmt: skip
+
+
 def _numbers(option: str, text: str) -> list[int]:
     """3-5,8 -> [3, 4, 5, 8]."""
     found: list[int] = []
@@ -150,7 +178,9 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
         rich.TextColumn("{task.fields[told]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
         rich.TimeRemainingColumn(),
     )  # fmt: skip
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=120) as bar:
+    console = Console(stderr=True)
+    quiet = not console.is_terminal  # where the bar could not be wiped away again
+    with rich.Progress(*columns, console=console, transient=True, speed_estimate_period=120, disable=quiet) as bar:
         tasks: dict[str, Any] = {}
 
         def watch(now: Progress) -> None:
