@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,10 +13,10 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config, parity_config, relations_config
-from loopscope.training.cohort import Cohort, products
+from loopscope.training.cohort import Cohort, products, stacked
 from loopscope.training.objective import Maps, new_map
 from loopscope.training.recipes import map_recipe
-from loopscope.training.stack import Stack
+from loopscope.training.stack import ALIGNED, Stack
 
 MEMBERS, BATCH, LENGTH = 3, 4, 5
 CONFIGS = {
@@ -39,16 +40,20 @@ def members(config: ModelConfig) -> list[LoopedTransformer]:
     return models
 
 
-def stacked(models: list[LoopedTransformer]) -> tuple[Stack, Cohort]:
-    stack = Stack([model.state_dict() for model in models])
-    return stack, Cohort(models[0].config, stack.weights)
+def cohort_of(models: list[LoopedTransformer]) -> tuple[Stack, Cohort]:
+    stack = stacked(models, torch.device("cpu"))
+    return stack, Cohort(models[0].config, stack.weights, sinks=stack.sinks)
 
 
-def own_gradient(model: LoopedTransformer, loss: Tensor) -> Tensor:
-    """The gradient in the order of the model's state_dict, which is the layout of a stack."""
-    wanted = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
-    by_name = dict(zip(dict(model.named_parameters()), wanted, strict=True))
-    return torch.cat([by_name[name].flatten() for name in model.state_dict()])
+def check_gradient(module: torch.nn.Module, loss: Tensor, found: Mapping[str, Tensor]) -> None:
+    """The gradients found, by name, are those of the module's own loss."""
+    named = dict(module.named_parameters())
+    wanted = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
+    size = float(torch.stack([gradient.norm() for gradient in wanted]).norm())
+    assert size > 0.01
+    assert set(found) == set(named)
+    for name, gradient in zip(named, wanted, strict=True):
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5 * size)
 
 
 def some_tokens(config: ModelConfig) -> Tensor:
@@ -62,7 +67,7 @@ def some_tokens(config: ModelConfig) -> Tensor:
 def test_logits_and_gradients_are_each_models_own(name: str) -> None:
     config = CONFIGS[name]
     models = members(config)
-    stack, cohort = stacked(models)
+    stack, cohort = cohort_of(models)
     tokens, targets = some_tokens(config), torch.randint(0, config.classes, (MEMBERS, BATCH))
     logits = cohort.answer_logits(tokens, loops=3)
     losses = nnf.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(MEMBERS, BATCH).mean(1)
@@ -70,16 +75,14 @@ def test_logits_and_gradients_are_each_models_own(name: str) -> None:
     for index, model in enumerate(models):
         own = model(tokens[index], 3)[:, -1]
         torch.testing.assert_close(logits[index], own, rtol=1e-4, atol=1e-5)
-        wanted = own_gradient(model, nnf.cross_entropy(own, targets[index]))
-        assert float(wanted.norm()) > 0.01
-        torch.testing.assert_close(gradients[index], wanted, rtol=1e-3, atol=1e-5 * float(wanted.norm()))
+        check_gradient(model, nnf.cross_entropy(own, targets[index]), stack.member(index, gradients))
 
 
 @every_config
 def test_every_call_and_row_is_each_models_own(name: str) -> None:
     config = CONFIGS[name]
     models = members(config)
-    _, cohort = stacked(models)
+    _, cohort = cohort_of(models)
     tokens = some_tokens(config)
     state = cohort.embed(tokens)
     own = [model.embed(tokens[index]) for index, model in enumerate(models)]
@@ -97,23 +100,23 @@ def test_every_call_and_row_is_each_models_own(name: str) -> None:
 @every_config
 def test_the_last_row_alone_is_that_of_the_full_call(name: str) -> None:
     config = CONFIGS[name]
-    stack, cohort = stacked(members(config))
+    stack, cohort = cohort_of(members(config))
     tokens, weight = some_tokens(config), torch.randn(MEMBERS, BATCH, config.classes)
     outcome = []
     for last_row in (False, True):
         state = cohort.call(cohort.call(cohort.embed(tokens), LENGTH), LENGTH, last_row=last_row)
         assert cohort.settle(state).shape == (MEMBERS, BATCH * (1 if last_row else LENGTH), config.width)
         logits = cohort.read_row(state, 1, 0) if last_row else cohort.read_row(state, LENGTH, LENGTH - 1)
-        outcome.append((logits, stack.gradients((logits * weight).sum())))
+        outcome.append((logits, stack.gradients((logits * weight).sum()).clone()))
     (full, full_gradient), (short, short_gradient) = outcome
     torch.testing.assert_close(short, full, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(short_gradient, full_gradient, rtol=1e-3, atol=1e-5 * float(full_gradient.norm()))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
 def test_on_a_cpu_every_precision_is_fp32(precision: str) -> None:
     config = CONFIGS["graph walk"]
-    stack, exact = stacked(members(config))
+    stack, exact = cohort_of(members(config))
     other = Cohort(config, stack.weights, precision)
     tokens = some_tokens(config)
     assert torch.equal(exact.answer_logits(tokens, 2), other.answer_logits(tokens, 2))
@@ -122,10 +125,10 @@ def test_on_a_cpu_every_precision_is_fp32(precision: str) -> None:
 def test_a_members_answer_depends_on_nobody_else() -> None:
     config = CONFIGS["relations"]
     models, tokens = members(config), some_tokens(CONFIGS["relations"])
-    logits = stacked(models)[1].answer_logits(tokens, 2)
+    logits = cohort_of(models)[1].answer_logits(tokens, 2)
     models[1] = members(config)[0]
     tokens[1] = some_tokens(config)[1]
-    changed = stacked(models)[1].answer_logits(tokens, 2)
+    changed = cohort_of(models)[1].answer_logits(tokens, 2)
     assert torch.equal(changed[[0, 2]], logits[[0, 2]])
     assert not torch.equal(changed[1], logits[1])
 
@@ -162,9 +165,7 @@ def test_stacked_maps_are_each_maps_own(name: str) -> None:
         own.load_state_dict(maps.stack.member(index))
         wanted = own(h[index])
         torch.testing.assert_close(moved[index], wanted, rtol=1e-5, atol=1e-5)
-        (wanted * weight[index]).sum().backward()
-        flat = torch.cat([own.get_parameter(each).grad.flatten() for each in own.state_dict()])
-        torch.testing.assert_close(gradients[index], flat, rtol=1e-4, atol=1e-4)
+        check_gradient(own, (wanted * weight[index]).sum(), maps.stack.member(index, gradients))
 
 
 def test_a_map_starts_from_the_draw_of_its_fit() -> None:
@@ -185,13 +186,9 @@ def test_a_map_starts_from_the_draw_of_its_fit() -> None:
 def test_a_stack_is_one_array_whose_views_are_the_weights() -> None:
     config = CONFIGS["graph walk"]
     models = members(config)
-    stack, _ = stacked(models)
-    names = list(models[0].state_dict())
-    assert len(stack) == MEMBERS
-    assert list(stack.weights) == names
-    assert stack.flat.shape == (MEMBERS, sum(math.prod(shape) for shape in stack.shapes.values()))
-    for index, model in enumerate(models):
-        assert torch.equal(stack.flat[index], torch.cat([model.state_dict()[name].flatten() for name in names]))
+    stack, _ = cohort_of(models)
+    assert len(stack) == len(stack.flat) == MEMBERS
+    assert stack.shapes == {name: tuple(tensor.shape) for name, tensor in models[0].state_dict().items()}
     with torch.no_grad():
         stack.flat.mul_(2)
     for index, model in enumerate(models):
@@ -200,21 +197,39 @@ def test_a_stack_is_one_array_whose_views_are_the_weights() -> None:
         for name, parameter in model.named_parameters():
             assert torch.equal(again.get_parameter(name), 2 * parameter)
             assert torch.equal(stack.weights[name][index], 2 * parameter)
+            assert stack.weights[name].untyped_storage().data_ptr() == stack.flat.untyped_storage().data_ptr()
+
+
+def test_every_weight_is_aligned_and_what_lies_between_is_zero() -> None:
+    stack, _ = cohort_of(members(CONFIGS["tied, erf, no bias"]))
+    for weight in stack.weights.values():
+        assert weight.storage_offset() % ALIGNED == 0
+    used = sum(math.prod(shape) for shape in stack.shapes.values())
+    assert used < stack.flat.shape[1]
+    total = sum(float(weight.detach().double().sum()) for weight in stack.weights.values())
+    assert float(stack.flat.double().sum()) == pytest.approx(total)
+    with torch.no_grad():
+        for weight in stack.weights.values():
+            weight.fill_(1.0)
+    assert int(stack.flat.sum()) == MEMBERS * used
 
 
 def test_a_member_taken_out_is_a_copy() -> None:
     stack = Stack([{"a": torch.zeros(2, 3), "b": torch.ones(4)}, {"a": torch.ones(2, 3), "b": torch.zeros(4)}])
-    first, other = stack.member(0), stack.member(1, torch.arange(20.0).view(2, 10))
+    first, other = stack.member(0), stack.member(1, stack.flat + torch.tensor([[5.0], [7.0]]))
     with torch.no_grad():
-        stack.flat.fill_(7.0)
+        stack.flat.fill_(9.0)
     assert torch.equal(first["a"], torch.zeros(2, 3))
     assert torch.equal(first["b"], torch.ones(4))
-    assert torch.equal(other["a"], torch.arange(10.0, 16.0).view(2, 3))
-    assert torch.equal(other["b"], torch.arange(16.0, 20.0))
+    assert torch.equal(other["a"], torch.full((2, 3), 8.0))
+    assert torch.equal(other["b"], torch.full((4,), 7.0))
     assert not first["a"].requires_grad
 
 
 def test_a_factor_for_one_tensor() -> None:
     stack = Stack([{"a": torch.zeros(2, 2), "D": torch.ones(3), "b": torch.ones(1)}] * 2)
-    assert stack.per_parameter("D", 0.5).tolist() == [1, 1, 1, 1, 0.5, 0.5, 0.5, 1]
+    factor = stack.per_parameter("D", 0.5)
+    assert factor.shape == stack.flat.shape[1:]
+    by_name = stack.member(1, factor.expand_as(stack.flat))
+    assert [by_name[name].unique().tolist() for name in ("a", "D", "b")] == [[1.0], [0.5], [1.0]]
     assert torch.equal(stack.member(1)["D"], torch.ones(3))

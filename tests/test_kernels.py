@@ -7,7 +7,8 @@ the real model's shapes are added.  The interpreter's products of blocks know no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -33,28 +34,13 @@ from loopscope.model import (  # noqa: E402
 from loopscope.training import collect, kernels, ops  # noqa: E402
 from loopscope.training.cohort import Cohort, State  # noqa: E402
 from loopscope.training.ops import Weight  # noqa: E402
+from loopscope.training.parity import ParityBackbones  # noqa: E402
 from loopscope.training.stack import Lane, Sink, Stack  # noqa: E402
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 DTYPES = [FP32, FP16, BF16]
 # Largest error relative to the largest value: fp32 sums in another order; results rounded to 16 bits, once or twice.
 TOLERANCE = {FP32: 5e-6, FP16: 1.25e-3, BF16: 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def _loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter of Triton 3.6 asks for a loop's bound in a way that NumPy 2.4 refuses (triton issue 9171)."""
-    if GPU:
-        return
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patch_more(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_more)
 
 
 def numbers(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
@@ -89,8 +75,12 @@ def run(
     assert isinstance(loss, Tensor)
     leaves = [each for each in arguments if isinstance(each, Tensor) and each.requires_grad]
     found = torch.autograd.grad(loss, [*leaves, *weights], allow_unused=True)
-    zeros = (torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=False))
-    return outputs, list(zeros), list(found[len(leaves) :])
+    own = [torch.zeros_like(each) if grad is None else grad for each, grad in zip(leaves, found, strict=False)]
+    return outputs, own, list(found[len(leaves) :])
+
+
+def nothing() -> Tensor:
+    return torch.zeros((), dtype=FP64, device=DEVICE)
 
 
 def leaf(activation: Tensor, learns: bool) -> Tensor:
@@ -104,8 +94,7 @@ def kernel_outcome(
     own = {str(i): each for i, each in enumerate(arguments) if isinstance(each, Weight)}
     *_, last = (each for each in arguments if isinstance(each, Tensor))
     members = [
-        {"other": torch.zeros(3), **{name: each.value[seed] for name, each in own.items()}}
-        for seed in range(len(last))
+        {"other": torch.zeros(3), **{name: each.value[seed] for name, each in own.items()}} for seed in range(len(last))
     ]
     stack = Stack(members, DEVICE, lambda name: name in own and int(name) not in frozen)
     torch.manual_seed(2)
@@ -122,14 +111,11 @@ def kernel_outcome(
             given.append(leaf(each, i not in frozen) if isinstance(each, Tensor) else each)
     outputs, gradients, weights = run(kernels, operation, given, [stack.weights[name] for name in own], used)
     assert all(grad is None for grad in weights), "a weight's gradient went to autograd"
-    nothing = torch.zeros((), dtype=FP64, device=DEVICE)
-    collected = []
-    for name in own:
-        collected.append(stack.sinks[name].total.double() - before[name] if name in before else nothing)
-        if name in before:
-            stack.sinks[name].total.copy_(before[name])
+    collected = {name: stack.sinks[name].total.double() - before[name] for name in before}
+    for name in before:
+        stack.sinks[name].total.copy_(before[name])
     assert torch.equal(stack.gradient, whole), "something was written outside of the sinks"
-    return Outcome(outputs, gradients, collected)
+    return Outcome(outputs, gradients, [collected.get(name, nothing()) for name in own])
 
 
 def plain_outcome(
@@ -147,16 +133,15 @@ def plain_outcome(
     weights = [each.value for each in given if isinstance(each, Weight)]
     learning = [value for value in weights if value.requires_grad]
     outputs, gradients, found = run(ops, operation, given, learning, used)
-    each = iter(found)
-    grads = (next(each) if value.requires_grad else None for value in weights)
-    nothing = torch.zeros((), dtype=FP64, device=DEVICE)
-    return Outcome(outputs, gradients, [nothing if grad is None else grad for grad in grads])
+    by_weight = iter(found)
+    collected = [next(by_weight) if value.requires_grad else None for value in weights]
+    return Outcome(outputs, gradients, [nothing() if grad is None else grad for grad in collected])
 
 
 def assert_near(ours: Tensor, true: Tensor, tolerance: float) -> None:
     """Where all is zero, nothing else will do."""
     assert true.shape in (ours.shape, ()), f"{tuple(ours.shape)} for {tuple(true.shape)}"
-    error, largest = ((ours - true).abs().max().item(), true.abs().max().item())
+    error, largest = (ours - true).abs().max().item(), true.abs().max().item()
     assert error <= tolerance * largest, f"off by {error:.2e} of {largest:.2e}"
 
 
@@ -236,10 +221,9 @@ def sinks_of_one_array(seeds: int, width: int, count: int) -> tuple[Tensor, list
     return whole, [Sink(whole[:, i * (width + 5) + 3 :][:, :width]) for i in range(count)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("which", [(0,), (0, 1), (0, 1, 2), (1,), (2,), (0, 2)])
-@pytest.mark.parametrize(("rows", "width"), [(1, 32), (64, 7), (150, 70)])
-def test_collect(rows: int, width: int, which: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("rows", "width", "dtype"), [(1, 32, FP32), (64, 7, FP16), (130, 40, BF16)])
+def test_collect(rows: int, width: int, dtype: torch.dtype, which: tuple[int, ...]) -> None:
     kinds = max(which) + 1
     part, (whole, sinks) = numbers(2, rows, kinds, width, dtype=dtype), sinks_of_one_array(2, width, kinds)
     before = whole.clone()
@@ -323,6 +307,31 @@ def test_last_rows_adds_to_the_gradient_it_is_given() -> None:
     assert torch.equal(got, want)
 
 
+def handed_in(module: ModuleType, h: Tensor, out: Tensor, mine: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """As it may be used: a row is handed in once, and not read again from what it was taken from."""
+    others = ~mine.repeat_interleave(tokens, 1)[..., None]
+    free = torch.cat([others, torch.ones_like(out[:, h.shape[1] :, :1], dtype=torch.bool)], 1)
+    h, out = module.hand_in(h * 1, out * free, mine, tokens)
+    return h * others, out
+
+
+@pytest.mark.parametrize("used", [(0, 1), (1,)])
+@pytest.mark.parametrize("examples", [3, 4])
+def test_hand_in(examples: int, used: tuple[int, ...]) -> None:
+    """Of four examples; those that are finished are left out of h."""
+    mine = torch.tensor([[False, True, True, False], [True, False, False, True]], device=DEVICE)[:, :examples]
+    check(handed_in, [numbers(2, examples * 5, 32), numbers(2, 4 * 5, 32), mine, 5], used)
+
+
+def test_hand_in_writes_to_what_it_is_given() -> None:
+    h, out = numbers(1, 6, 8), numbers(1, 6, 8)
+    want = torch.cat([out[:, :3], h[:, 3:]], 1)
+    same, got = kernels.hand_in(h, out, torch.tensor([[False, True]], device=DEVICE), 3)
+    assert got is out
+    assert torch.equal(out, want)
+    assert torch.equal(same, h)
+
+
 def norm_arguments(width: int, rows: int, y: torch.dtype | None, bias: bool, low: torch.dtype) -> list[Any]:
     return [
         numbers(2, rows, width),
@@ -334,22 +343,28 @@ def norm_arguments(width: int, rows: int, y: torch.dtype | None, bias: bool, low
     ]
 
 
-@pytest.mark.parametrize("low", DTYPES)
 @pytest.mark.parametrize("used", [(0, 1), (0,), (1,)])
-@pytest.mark.parametrize(("y", "bias"), [(True, True), (True, False), (False, True), (False, False)])
-def test_add_norm(y: bool, bias: bool, used: tuple[int, ...], low: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("y", "bias", "low"),
+    [
+        (True, True, FP32), (True, True, FP16), (True, True, BF16),
+        (True, False, FP32), (True, False, BF16), (False, True, FP32), (False, True, FP16), (False, False, FP32),
+    ],
+)  # fmt: skip
+def test_add_norm(y: bool, bias: bool, low: torch.dtype, used: tuple[int, ...]) -> None:
     check("add_norm", norm_arguments(32, 10, low if y else None, bias, low), used)
 
 
 @pytest.mark.parametrize("low", DTYPES)
-@pytest.mark.parametrize(("width", "rows"), [(64, 70), (256, 3)] + [(256, 35 * 512)] * GPU)
+@pytest.mark.parametrize(("width", "rows"), [(64, 20), (256, 3)] + [(256, 35 * 512)] * GPU)
 def test_add_norm_in_several_blocks(width: int, rows: int, low: torch.dtype) -> None:
     check("add_norm", norm_arguments(width, rows, low, True, low), (0, 1))
 
 
 @pytest.mark.parametrize(
-    ("low", "frozen"), [(BF16, (2, 3, 4)), (FP32, (3, 4)), (FP16, (2,)), (BF16, (0,)), (FP32, (1, 2, 3, 4)), (FP32, (3,))]
-)  # fmt: skip
+    ("low", "frozen"),
+    [(BF16, (2, 3, 4)), (FP32, (3, 4)), (FP16, (2,)), (BF16, (0,)), (FP32, (1, 2, 3, 4)), (FP32, (3,))],
+)
 @pytest.mark.parametrize("used", [(0, 1), (0,), (1,)])
 def test_add_norm_with_frozen_inputs(used: tuple[int, ...], frozen: tuple[int, ...], low: torch.dtype) -> None:
     check("add_norm", norm_arguments(32, 10, low, True, low), used, frozen)
@@ -392,7 +407,7 @@ def test_add_norm_refuses_weights_that_lie_differently() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["none", "tanh"])
-@pytest.mark.parametrize(("wide", "rows"), [(64, 10), (384, 3), (4, 130)] + [(1024, 35 * 512)] * GPU)
+@pytest.mark.parametrize(("wide", "rows"), [(64, 10), (384, 3), (4, 40)] + [(1024, 35 * 512)] * GPU)
 def test_gelu(wide: int, rows: int, form: str, dtype: torch.dtype) -> None:
     check("gelu", [numbers(2, rows, wide, dtype=dtype), weight(2, wide), form])
 
@@ -424,8 +439,8 @@ def test_gelu_refuses_other_forms() -> None:
 def test_programs_that_go_through_several_blocks(steps: int, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do at full size; the last of them has blocks that do not exist."""
     monkeypatch.setattr(kernels, "_steps", lambda *_: steps)
-    check("add_norm", norm_arguments(32, 8 * 9 + 3, FP16, True, FP16), (0, 1), (2, 3, 4) if frozen else ())
-    check("gelu", [numbers(2, 16 * 9 + 3, 64), weight(2, 64), "none"], frozen=(1,) if frozen else ())
+    check("add_norm", norm_arguments(32, 8 * 5 + 3, FP16, True, FP16), (0, 1), (2, 3, 4) if frozen else ())
+    check("gelu", [numbers(2, 16 * 5 + 3, 64), weight(2, 64), "none"], frozen=(1,) if frozen else ())
 
 
 @pytest.mark.parametrize("rows", [1, 8 * 1024, 8 * 4096, 8 * 4097, 10**6])
@@ -446,8 +461,8 @@ ATTENTION_TOLERANCE = {FP32: 1e-2 if GPU else TOLERANCE[FP32], FP16: 4e-3, BF16:
 # (tokens, heads, head dimension)
 SMALL = [
     (5, 2, 16), (20, 2, 24), (1, 1, 32),  # a head each
-    (20, 4, 4), (5, 8, 4), (3, 4, 8), (17, 16, 1),  # 16 columns together: parity's heads of 4, and others
-    (5, 6, 4), (5, 3, 8), (4, 1, 4), (3, 5, 2),  # heads that do not make 16
+    (20, 4, 4), (5, 8, 4), (3, 4, 8),  # 16 columns together: parity's heads of 4, and others
+    (5, 6, 4), (5, 3, 8), (3, 1, 4),  # heads that do not make 16
     (5, 2, 6), (3, 3, 5),  # head dimensions that do not
 ]  # fmt: skip
 REAL = [(35, 4, 64), (22, 64, 4), (42, 64, 4), (64, 8, 32)]
@@ -458,19 +473,24 @@ def check_attention(operation: Operation, arguments: Sequence[Any], frozen: Sequ
     check(operation, arguments, frozen=frozen, tolerance=tolerance, sums=tolerance)
 
 
+@pytest.mark.parametrize(("tokens", "heads", "each"), SMALL + REAL * GPU)
+def test_attention(tokens: int, heads: int, each: int) -> None:
+    wide = 3 * heads * each
+    check_attention("attention", [numbers(2, 2 * tokens, wide), weight(2, wide), tokens, heads])
+
+
 @pytest.mark.parametrize("dtype", ATTENTION_DTYPES)
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize(("tokens", "heads", "each"), SMALL + REAL * GPU)
-def test_attention(tokens: int, heads: int, each: int, biased: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("tokens", "heads", "each"), [(5, 1, 16), (3, 2, 4)] + REAL * GPU)
+def test_attention_in_every_dtype(tokens: int, heads: int, each: int, biased: bool, dtype: torch.dtype) -> None:
     wide = 3 * heads * each
     qkv = numbers(2, 2 * tokens, wide, dtype=dtype)
     check_attention("attention", [qkv, weight(2, wide) if biased else None, tokens, heads])
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1,)])
-@pytest.mark.parametrize("heads", [2, 8])
-def test_attention_with_frozen_inputs(heads: int, frozen: tuple[int, ...]) -> None:
-    check_attention("attention", [numbers(2, 10, 96), weight(2, 96), 5, heads], frozen)
+def test_attention_with_frozen_inputs(frozen: tuple[int, ...]) -> None:
+    check_attention("attention", [numbers(2, 6, 48), weight(2, 48), 3, 4], frozen)
 
 
 def test_attention_refuses_what_it_cannot_hold() -> None:
@@ -481,19 +501,21 @@ def test_attention_refuses_what_it_cannot_hold() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "heads", "each"), [(5, 2, 16), (20, 3, 4), (1, 1, 6)] + REAL * GPU)
+@pytest.mark.parametrize(("tokens", "heads", "each"), [(5, 2, 16), (20, 1, 4), (1, 1, 6)] + REAL * GPU)
 def test_answer_attention(tokens: int, heads: int, each: int, dtype: torch.dtype) -> None:
     """Everything is summed in fp32; what comes out is rounded once."""
     width = heads * each
-    q, kv = numbers(2, 3, width, dtype=dtype), numbers(2, 3 * tokens, 2 * width, dtype=dtype)
+    q, kv = numbers(2, 2, width, dtype=dtype), numbers(2, 2 * tokens, 2 * width, dtype=dtype)
     check("answer_attention", [q, kv, tokens, heads])
-    check("answer_attention", [q, kv, tokens, heads], frozen=[0])
-    check("answer_attention", [q, kv, tokens, heads], frozen=[1])
 
 
-def test_answer_attention_takes_what_lies_anyhow() -> None:
-    q, kv = numbers(2, 32, 3).transpose(1, 2), numbers(2, 64, 15).transpose(1, 2)
-    check("answer_attention", [q, kv, 5, 2])
+@pytest.mark.parametrize("frozen", [(0,), (1,)])
+def test_answer_attention_with_frozen_inputs(frozen: tuple[int, ...]) -> None:
+    check("answer_attention", [numbers(2, 2, 16), numbers(2, 6, 32), 3, 1], frozen=frozen)
+
+
+def test_answer_attention_takes_a_question_that_lies_anyhow() -> None:
+    check("answer_attention", [numbers(2, 32, 2).transpose(1, 2), numbers(2, 6, 64), 3, 2])
 
 
 def answers(
@@ -507,20 +529,18 @@ def answers(
     return x, module.answer_attention(q, module.add(kv, None, bias and bias.rows(slice(width, None))), tokens, heads)
 
 
+@pytest.mark.parametrize(("biased", "frozen"), [(True, ()), (False, ()), (True, (2, 3)), (True, (3,))])
 @pytest.mark.parametrize("low", DTYPES)
-@pytest.mark.parametrize("used", [(0, 1), (1,)])
-@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("tokens", "heads", "each"), [(5, 2, 16)] + REAL[:1] * GPU)
 def test_the_answers_row_alone(
-    tokens: int, heads: int, each: int, biased: bool, used: tuple[int, ...], low: torch.dtype
+    tokens: int, heads: int, each: int, low: torch.dtype, biased: bool, frozen: tuple[int, ...]
 ) -> None:
     """Products, their parts of the weight, and the gradient that two of them share, one after another."""
     width = heads * each
-    x, n = numbers(2, 3 * tokens, width), numbers(2, 3 * tokens, width, dtype=low)
-    W, bias = Weight(weight(2, 3 * width, width).value / width**0.5), weight(2, 3 * width) if biased else None
+    x, n = numbers(2, 2 * tokens, width), numbers(2, 2 * tokens, width, dtype=low)
+    W, bias = Weight(numbers(2, 3 * width, width) / width**0.5), weight(2, 3 * width) if biased else None
     tolerance = {FP32: 1e-5, FP16: 4e-3, BF16: 3e-2}[low]
-    check(answers, [x, n, W, bias, tokens, heads], used, tolerance=tolerance, sums=tolerance)
-    check(answers, [x, n, W, bias, tokens, heads], used, (2, 3), tolerance=tolerance, sums=tolerance)
+    check(answers, [x, n, W, bias, tokens, heads], (0, 1), frozen, tolerance, tolerance)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -528,7 +548,18 @@ def test_the_answers_row_alone(
 
 @pytest.mark.parametrize(
     "operation",
-    ["embed", "linear", "add", "last_rows", "add_norm", "gelu", "attention", "attention of small heads", "answers"],
+    [
+        "embed",
+        "linear",
+        "add",
+        "last_rows",
+        "hand_in",
+        "add_norm",
+        "gelu",
+        "attention",
+        "attention of small heads",
+        "answers",
+    ],
 )
 def test_the_same_bits_every_time(operation: str) -> None:
     cases: dict[str, tuple[Operation, list[Any], list[int]]] = {
@@ -536,31 +567,31 @@ def test_the_same_bits_every_time(operation: str) -> None:
         "linear": ("linear", [numbers(2, 130, 32, dtype=FP16), weight(2, 24, 32)], [0]),
         "add": ("add", [numbers(2, 130, 32), numbers(2, 130, 32, dtype=FP16), weight(2, 32)], [0]),
         "last_rows": ("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32), 5], [0, 1, 2]),
-        "add_norm": ("add_norm", norm_arguments(32, 130, FP32, True, BF16), [0, 1]),
-        "gelu": ("gelu", [numbers(2, 260, 64), weight(2, 64), "tanh"], [0]),
-        "attention": ("attention", [numbers(2, 15, 96), weight(2, 96), 5, 2], [0]),
-        "attention of small heads": ("attention", [numbers(2, 15, 96), weight(2, 96), 5, 8], [0]),
-        "answers": (answers, [numbers(2, 15, 32), numbers(2, 15, 32), weight(2, 96, 32), weight(2, 96), 5, 2], [0, 1]),
+        "hand_in": (handed_in, [numbers(2, 15, 32), numbers(2, 20, 32), torch.eye(2, 3, device=DEVICE) > 0, 5], [0, 1]),
+        "add_norm": ("add_norm", norm_arguments(32, 20, FP32, True, BF16), [0, 1]),
+        "gelu": ("gelu", [numbers(2, 40, 64), weight(2, 64), "tanh"], [0]),
+        "attention": ("attention", [numbers(2, 10, 96), weight(2, 96), 5, 2], [0]),
+        "attention of small heads": ("attention", [numbers(2, 10, 96), weight(2, 96), 5, 8], [0]),
+        "answers": (answers, [numbers(2, 10, 32), numbers(2, 10, 32), weight(2, 96, 32), weight(2, 96), 5, 2], [0, 1]),
     }
     first, second = (kernel_outcome(*cases[operation]) for _ in range(2))
-    for one, two in zip(sum(first, []), sum(second, []), strict=True):
-        assert torch.equal(one, two)
+    for one, two in zip(first, second, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, two, strict=True))
 
 
 # ---- whole models ----------------------------------------------------------------------------------------------------
 
-MEMBERS, BATCH, CALLS = 2, 2, 3
+MEMBERS, BATCH, CALLS = 2, 2, 2
 CONFIGS = {
-    "graph walk": replace(graph_walk_config(3, 3), width=32, heads=2, mlp=64),
-    "parity": replace(parity_config(), width=64, heads=16, mlp=64),
+    "graph walk": replace(graph_walk_config(2, 2), width=64, heads=2, mlp=64),
+    "parity": replace(parity_config(), width=32, heads=8, mlp=64),
     "relations": replace(relations_config(), width=32, heads=4, mlp=64),
-    "norm in the loop and before the readout": ModelConfig(9, 4, 2, 1, 32, 2, 48, norm_in_loop=True),
+    "norm in the loop and before the readout": ModelConfig(9, 4, 2, 1, 32, 2, 32, norm_in_loop=True),
 }
-LENGTHS = {"graph walk": 14, "parity": 6}
+LENGTHS = {"graph walk": 11}  # else 5
 every_config = pytest.mark.parametrize("name", CONFIGS)
-COHORT_DTYPES = ATTENTION_DTYPES
-# Errors pass through three calls and back.
-COHORT_TOLERANCE = {FP32: 3e-2 if GPU else 1e-4, FP16: 3e-2, BF16: 2e-1}
+# Errors pass through all calls and back; each gradient is measured by the largest of its own weight.
+COHORT_TOLERANCE = {FP32: 1.5e-2 if GPU else 2e-5, FP16: 1.5e-2, BF16: 1.2e-1}
 
 
 class KernelCohort(Cohort):
@@ -572,18 +603,26 @@ class KernelCohort(Cohort):
         self.weights = {name: w._replace(low=self._lowered(name, w.value)) for name, w in self.weights.items()}
 
 
-def stacks(config: ModelConfig) -> tuple[Stack, Stack]:
-    """The same members with sinks as on a GPU and without; nothing in them is left at a start of zeros or ones."""
+def states(config: ModelConfig) -> list[dict[str, Tensor]]:
+    """Weights of some members; none of them is left at a start of zeros or ones."""
     models = [LoopedTransformer(config) for _ in range(MEMBERS)]
     for model in models:
         for parameter in model.parameters():
             parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    return [dict(model.state_dict()) for model in models]
+
+
+def with_sinks(config: ModelConfig, members: list[dict[str, Tensor]], lane: Lane | None = None) -> Stack:
+    """A stack as it is on a GPU."""
     shared = ("layers.", "norm.") if config.norm_in_loop else ("layers.",)
-    states = [model.state_dict() for model in models]
-    return Stack(states, DEVICE, lambda name: name.startswith(shared)), Stack(states, DEVICE)
+    return Stack(members, DEVICE, lambda name: name.startswith(shared), lane)
 
 
-def every_answer(cohort: Cohort, tokens: Tensor) -> Tensor:
+def some_tokens(name: str) -> Tensor:
+    return torch.randint(0, CONFIGS[name].vocabulary, (MEMBERS, BATCH, LENGTHS.get(name, 5)), device=DEVICE)
+
+
+def answers_of(cohort: Cohort, tokens: Tensor) -> Tensor:
     """Logits after every call, each at another row, the last at the row that is computed alone."""
     state, length, found = cohort.embed(tokens), tokens.shape[-1], []
     for call in range(1, CALLS + 1):
@@ -593,62 +632,96 @@ def every_answer(cohort: Cohort, tokens: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def assert_gradients_near(stack: Stack, ours: Tensor, true: Tensor, tolerance: float) -> None:
-    """Weight by weight, each measured by its own largest gradient."""
+def logits_and_gradients(cohort: Cohort, stack: Stack, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    logits = answers_of(cohort, tokens)
+    torch.manual_seed(1)
+    return logits.detach(), stack.gradients((logits * numbers(*logits.shape)).sum()).clone()
+
+
+class WatchedLane(Lane):
+    """A lane without a stream, which sees to it that what it was given stays as it was until it is joined."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Tensor, Tensor]] = []
+
+    @contextmanager
+    def take(self, *tensors: Tensor) -> Iterator[None]:
+        self.given += [(tensor, tensor.clone()) for tensor in tensors]
+        yield
+
+    def join(self) -> None:
+        assert self.given
+        assert all(torch.equal(now, then) for now, then in self.given), "overwritten while a lane may still read it"
+        self.given.clear()
+
+
+CASES = [(name, FP16 if name == "parity" else FP32) for name in CONFIGS]  # parity is trained in fp16
+CASES_ON_A_GPU = [(name, low) for name in CONFIGS for low in DTYPES if (name, low) not in CASES]
+
+
+@pytest.mark.parametrize("beside", [False] + [True] * GPU)
+@pytest.mark.parametrize(("name", "low"), CASES + CASES_ON_A_GPU * GPU)
+def test_a_cohort_of_kernels(name: str, low: torch.dtype, beside: bool) -> None:
+    """Logits and all gradients, those of shared weights collected over layers, rows and calls."""
+    config, members, tokens = CONFIGS[name], states(CONFIGS[name]), some_tokens(name)
+    lane = Lane(torch.device(DEVICE)) if beside else WatchedLane()
+    plain, collecting = Stack(members, DEVICE), with_sinks(config, members, lane)
+    want, true = logits_and_gradients(Cohort(config, plain.weights), plain, tokens)
+    got, ours = logits_and_gradients(KernelCohort(config, collecting, low), collecting, tokens)
+    assert_near(got, want, COHORT_TOLERANCE[low])
     for member in range(MEMBERS):
-        got, want = stack.member(member, ours), stack.member(member, true)
-        for name in want:
-            assert float(want[name].abs().max()) > 0, name
-            assert_near(got[name], want[name], tolerance)
+        own, wanted = collecting.member(member, ours), plain.member(member, true)
+        for weight_name, gradient in wanted.items():
+            assert gradient.any(), f"{weight_name} does not count"
+            assert_near(own[weight_name], gradient, COHORT_TOLERANCE[low])
 
 
-def some_tokens(name: str) -> Tensor:
-    return torch.randint(0, CONFIGS[name].vocabulary, (MEMBERS, BATCH, LENGTHS.get(name, 5)), device=DEVICE)
-
-
-@pytest.mark.parametrize("low", COHORT_DTYPES)
-@every_config
-def test_a_cohort_of_kernels(name: str, low: torch.dtype) -> None:
-    """Logits and all gradients, those of shared weights collected over layers, rows and calls; twice the same bits."""
+def test_a_cohort_of_kernels_has_the_same_bits_every_time() -> None:
+    """What an update left in the sinks does not enter the next."""
+    name = "norm in the loop and before the readout"
     config, tokens = CONFIGS[name], some_tokens(name)
-    collecting, plain = stacks(config)
-    want = every_answer(Cohort(config, plain.weights), tokens)
-    mix = numbers(*want.shape)
-    true = plain.gradients((want * mix).sum())
+    stack = with_sinks(config, states(config))
+    first, second = (logits_and_gradients(KernelCohort(config, stack, FP16), stack, tokens) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def test_a_cohort_of_kernels_hands_in_strings_of_many_lengths() -> None:
+    """Parity, each string read after as many calls as it has bits; from the third call on two strings are run."""
+    config, most = CONFIGS["parity"], 3
+    members, tokens = states(config), torch.randint(0, 2, (MEMBERS, 3, most + 2), device=DEVICE)
+    lengths = torch.tensor([[3, 2, 1], [3, 3, 1]], device=DEVICE)
     outcomes = []
-    for _ in range(2):
-        got = every_answer(KernelCohort(config, collecting, low), tokens)
-        outcomes.append((got.detach(), collecting.gradients((got * mix).sum()).clone()))
-    assert_near(outcomes[0][0], want.detach(), COHORT_TOLERANCE[low])
-    assert_gradients_near(plain, outcomes[0][1], true, COHORT_TOLERANCE[low])
-    assert all(torch.equal(one, two) for one, two in zip(*outcomes, strict=True))
+    for stack in (Stack(members, DEVICE), with_sinks(config, members, WatchedLane())):
+        cohort = KernelCohort(config, stack, FP32) if stack.sinks else Cohort(config, stack.weights)
+        logits = cohort.read(ParityBackbones._at_own_call(cohort, tokens, lengths, [(1, 3), (3, 2)], most))
+        torch.manual_seed(1)
+        outcomes.append((logits.detach(), stack.gradients((logits * numbers(*logits.shape)).sum())))
+    for want, got in zip(*outcomes, strict=True):
+        assert_near(got, want, COHORT_TOLERANCE[FP32])
 
 
 @every_config
 def test_a_plain_cohort_of_weights_with_sinks(name: str) -> None:
-    """In fp32 a GPU runs the plain operations, whose gradients are all autograd's, sinks or not."""
-    config, tokens = CONFIGS[name], some_tokens(name)
-    collecting, plain = stacks(config)
-    mix = numbers(CALLS, MEMBERS, BATCH, config.classes)
+    """In fp32 a GPU too runs the plain operations, whose gradients are all autograd's, sinks or not."""
+    config, members, tokens = CONFIGS[name], states(CONFIGS[name]), some_tokens(name)
     found = [
-        stack.gradients((every_answer(Cohort(config, stack.weights, "fp32", stack.sinks), tokens) * mix).sum())
-        for stack in (collecting, plain)
+        logits_and_gradients(Cohort(config, stack.weights, "fp32", stack.sinks), stack, tokens)[1]
+        for stack in (Stack(members, DEVICE), with_sinks(config, members))
     ]
-    assert torch.equal(*found)
+    torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("low", COHORT_DTYPES)
-@every_config
+@pytest.mark.parametrize("low", ATTENTION_DTYPES if GPU else [FP32])
+@pytest.mark.parametrize("name", ["graph walk", "parity"])
 def test_a_cohort_of_frozen_kernels(name: str, low: torch.dtype) -> None:
     """As a map is trained: a steered state goes in, and its gradient is all that is wanted."""
-    config, tokens = CONFIGS[name], some_tokens(name)
-    length = tokens.shape[-1]
-    _, stack = stacks(config)
-    frozen = Stack([stack.member(member) for member in range(MEMBERS)], DEVICE)
-    frozen.weights = {name: w.detach() for name, w in frozen.weights.items()}
+    config, length = CONFIGS[name], LENGTHS.get(name, 5)
+    stack = Stack(states(config), DEVICE)
+    stack.weights = {name: w.detach() for name, w in stack.weights.items()}
     h = numbers(MEMBERS, BATCH * length, config.width).requires_grad_()
     outcomes = []
-    for cohort in (Cohort(config, frozen.weights), KernelCohort(config, frozen, low)):
+    for cohort in (Cohort(config, stack.weights), KernelCohort(config, stack, low)):
         state = cohort.call(State(h), length)
         middle = cohort.read_row(state, length, 1)
         logits = cohort.read(cohort.settle(cohort.call(State(cohort.settle(state)), length, last_row=True)))

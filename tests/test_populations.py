@@ -47,7 +47,7 @@ RECORDED = {
     "matched-maps": (2048, "3961527048", "6435d5b507b28db37d76c7bf6c3bbb91c281b6c890dfe6612eed03d177851e3d"),
 }
 
-# Sets of which only the size is on record, or nothing: our own eight-node locks.
+# Sets of which only the size is on record, or nothing: our own eight-node locks and six-node graphs.
 SIZES = {
     "reserve": 18543,
     "reserve-after-2403": 17519,
@@ -58,6 +58,8 @@ SIZES = {
     "eight-selection": 512,
     "eight-test": 512,
     "eight-broad": 8192,
+    "tiny-selection": 72,
+    "tiny-test": 72,
 }
 
 # (population, label rule): instances kept over all starts
@@ -167,7 +169,7 @@ def test_recorded_numbers_of_single_cycles(name, rings):
 
 def test_populations_are_different_graphs_in_the_right_range():
     for each in populations():
-        check_graphs(each.graphs, 8 if each.name.startswith("eight") else 10)
+        check_graphs(each.graphs, {"eight": 8, "tiny": 6}.get(each.name.split("-")[0], 10))
         assert len(set(each.rows)) == len(each.rows)
 
 
@@ -339,9 +341,9 @@ def test_held_out_codes_are_ascending():
 
 
 def test_unknown_names_are_one_line_with_the_nearest():
-    with pytest.raises(InputError, match=r"^no population 'ring' among the 27 there are \(nearest: rings\)$"):
+    with pytest.raises(InputError, match=r"^no population 'ring' among the 29 there are \(nearest: rings\)$"):
         population("ring")
-    with pytest.raises(InputError, match=r"^no study 'mian' among main, matched, eight \(nearest: main\)$"):
+    with pytest.raises(InputError, match=r"^no study 'mian' among main, matched, eight, tiny \(nearest: main\)$"):
         held_out("mian")
     with pytest.raises(InputError, match=r"^no label rule 'crossed' for population 'rings' \(nearest: .*\)$"):
         population("rings").mask("crossed")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
@@ -66,6 +67,18 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[obje
     for row in rows:
         table.add_row(*map(str, row))
     Console().print(table)
+
+
+@contextmanager
+def spinner() -> Iterator[Callable[[str], None]]:
+    """Shows, on a terminal, what is being done and for how long; gives the function to tell it."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda name: progress.update(task, description=name)
 
 
 @app.callback(invoke_without_command=True)

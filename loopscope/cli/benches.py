@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: the plain way beside ours.")
 app.add_typer(bench_app, name="bench")
-
-
-@contextmanager
-def _spinner() -> Iterator[Callable[[str], None]]:
-    """What is being measured, and for how long; gives the function to tell it."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting", total=None)
-        yield lambda name: progress.update(task, description=name)
 
 
 @bench_app.command("patching")
@@ -34,7 +20,7 @@ def bench_patching(as_json: AsJson = False) -> None:
 
     from loopscope import bench
 
-    with _spinner() as tell:
+    with spinner() as tell:
         timings = bench.bench_patching(tell)
     if as_json:
         machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
@@ -59,7 +45,7 @@ def bench_train(
     from loopscope.training.jobs import pick_device
 
     chosen = pick_device(device)
-    with _spinner() as tell:
+    with spinner() as tell:
         machine, timings = bench_training(chosen, tell)
     if as_json:
         return print_json({**asdict(machine), "cases": [asdict(t) for t in timings]})

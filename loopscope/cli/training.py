@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
 from loopscope.cli.stores import StoreFolder
 from loopscope.errors import InputError, nearest
 
@@ -84,15 +84,18 @@ def fit(
 ) -> None:
     """Fit maps to frozen backbones; all targets and fits of a backbone side by side."""
     numbers = _numbers("--fits", fits)
+    from loopscope.training.jobs import check_fit
     from loopscope.training.jobs import fit as fit_maps
     from loopscope.training.recipes import RECIPES, map_recipe
 
     # `--backbone A B` leaves B among the arguments; a backbone is never called like a recipe.
-    chosen = [map_recipe(name) for name in recipes if name in RECIPES or name == recipes[0]]
+    chosen = [map_recipe(name) for name in dict.fromkeys(recipes) if name in RECIPES or name == recipes[0]]
     wanted = [*backbone, *(name for name in recipes[1:] if name not in RECIPES)]
     with _job(device, store, save_every) as (target, settings, started):
         found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
-        done = [each for artefact in found for each in fit_maps(chosen, artefact, numbers, target, settings)]
+        for artefact in found:
+            check_fit(chosen, artefact)
+        done = [each for one in found for each in fit_maps(chosen, target.adopt(one), numbers, target, settings)]
         _show(done, settings, started, as_json)
 
 
@@ -108,8 +111,11 @@ def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: 
     if not store.is_dir():
         raise InputError(f"there is no store at {store}; name one with --store")
     chosen = pick_device(device)
-    with Console(stderr=True).status("scoring"):
-        found = list(score_walks(Store(store), chosen))
+    found = []
+    with spinner() as tell:
+        for each in score_walks(Store(store), chosen):
+            found.append(each)
+            tell(f"{each.name} scored")
     if as_json:
         return print_json({"scores": [asdict(each) for each in found]})
     print_table(
@@ -149,7 +155,7 @@ def _backbone(store: Store, name: str) -> Artefact:
         there = place.all(BACKBONE)
         known += [name_of(artefact) for artefact in there]
         if any(name == name_of(each) or (len(name) >= 4 and each.key.startswith(name)) for each in there):
-            return store.adopt(find(place, name, BACKBONE))
+            return find(place, name, BACKBONE)
     there_are = ", ".join(dict.fromkeys(known)) or "none"
     raise InputError(f"no backbone {name!r} in {store.root} or the zoo; there are {there_are}{nearest(name, known)}")
 

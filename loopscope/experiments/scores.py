@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from loopscope.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of
 from loopscope.execute import run
+from loopscope.maps import AffineMap
+from loopscope.model import LoopedTransformer
 from loopscope.program import F, J, Program
 from loopscope.stats import cluster_bootstrap, tally
 from loopscope.store import Artefact, Store
@@ -58,37 +58,53 @@ def score_walks(store: Store, device: torch.device) -> Iterator[Score]:
             continue
         model = load_backbone(backbone).to(device)
         rings, tested = TESTED_ON[data["held_out"]]
-        task = GraphWalk(data["nodes"])
-        yield _score(backbone, model, task, F**model.config.loops, None, rings, data["depth"], data["depth"], device)
-        for fit in fits:
-            if fit.manifest.inputs.get(BACKBONE) == backbone.key:
-                asked = fit.manifest.config["recipe"]["data"]
-                steps = asked["base"] + asked["hops"] * asked["calls"]
-                program = _program(asked, model.config.loops)
-                yield _score(fit, model, task, program, load_fit(fit), tested, asked["request"], steps, device)
+        native = _Asked(backbone, F**model.config.loops, data["depth"], data["depth"])
+        yield from _scores(model, [native], {}, rings, device)
+        own = [fit for fit in fits if fit.manifest.inputs.get(BACKBONE) == backbone.key]
+        maps = {_map_name(fit): load_fit(fit).to(device) for fit in own}
+        yield from _scores(model, [_asked(fit, model.config.loops) for fit in own], maps, tested, device)
 
 
-def _program(asked: dict[str, Any], loops: int) -> Program:
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of an artefact: `program` must end `steps` steps after the start when told to walk `request`."""
+
+    artefact: Artefact
+    program: Program
+    request: int
+    steps: int
+
+
+def _map_name(fit: Artefact) -> str:
+    return f"{fit.manifest.config['recipe']['name']}-{fit.manifest.config['fit']}"
+
+
+def _asked(fit: Artefact, loops: int) -> _Asked:
     """(J F) after the calls that come before it."""
-    prefix = loops if asked["prefix"] is None else asked["prefix"]
-    steered = reduce(lambda program, _: program | J("map") | F, range(asked["calls"] - 1), J("map") | F)
-    return F**prefix | steered if prefix else steered
+    data = fit.manifest.config["recipe"]["data"]
+    prefix = loops if data["prefix"] is None else data["prefix"]
+    once = J(_map_name(fit)) | F
+    steered = reduce(lambda program, _: program | once, range(data["calls"] - 1), once)
+    program = F**prefix | steered if prefix else steered
+    return _Asked(fit, program, data["request"], data["base"] + data["hops"] * data["calls"])
 
 
-def _score(
-    artefact: Artefact, model: Any, task: GraphWalk, program: Program, step: Any, where: str, request: int, steps: int,
-    device: torch.device,
-) -> Score:  # fmt: skip
+def _scores(
+    model: LoopedTransformer, asked: list[_Asked], maps: dict[str, AffineMap], where: str, device: torch.device
+) -> Iterator[Score]:
+    """Those of one backbone on one population; runs with the same request share their common calls."""
     chosen = population(where)
     graphs, starts = (part.to(device) for part in all_starts(chosen.graphs))
-    maps = {} if step is None else {"map": step.to(device)}
-    found = run(model, task.tokens(graphs, starts, request), program, maps=maps)[program].predictions[:, 0]
-    right: Tensor = (found == walk(graphs, starts, steps)[:, -1]).cpu()
-    clusters = torch.arange(len(chosen.rows)).repeat_interleave(task.nodes)
+    clusters = torch.arange(len(chosen.rows)).repeat_interleave(chosen.nodes)
     kept = chosen.mask()
-    estimate = cluster_bootstrap(tally(right, clusters, kept), draws=DRAWS, seed=SEED)
-    target = f"f^{steps}(s)"
-    return Score(
-        name_of(artefact), artefact.key, str(program), target, where, estimate.value, estimate.low, estimate.high,
-        int(kept.sum()), len(chosen.rows),
-    )  # fmt: skip
+    for request in sorted({each.request for each in asked}):
+        same = [each for each in asked if each.request == request]
+        tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, request)
+        found = run(model, tokens, [each.program for each in same], maps=maps)
+        for each in same:
+            right = found[each.program].predictions[:, 0] == walk(graphs, starts, each.steps)[:, -1]
+            estimate = cluster_bootstrap(tally(right.cpu(), clusters, kept), draws=DRAWS, seed=SEED)
+            yield Score(
+                name_of(each.artefact), each.artefact.key, str(each.program), f"f^{each.steps}(s)", where,
+                estimate.value, estimate.low, estimate.high, int(kept.sum()), len(chosen.rows),
+            )  # fmt: skip

@@ -185,8 +185,8 @@ class _AnswerAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, kv, tokens, heads):
         seeds, examples, width = q.shape
-        q, kv, z = q.contiguous(), kv.contiguous(), torch.empty_like(q)
-        each = width // heads
+        q, kv, each = q.contiguous(), kv.contiguous(), width // heads
+        z = torch.empty_like(q)
         ctx.shape = (each**-0.5, tokens, width, each, triton.next_power_of_2(tokens), triton.next_power_of_2(each))
         ctx.grid = (seeds * examples, heads)
         _answer_forward[ctx.grid](q, kv, z, *ctx.shape, num_warps=2)

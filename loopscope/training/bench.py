@@ -74,7 +74,7 @@ def bench_training(device: torch.device, tell: Tell = lambda _: None) -> tuple[M
         peak = measure_peak(device)
     machine = Machine(name, torch.__version__, peak)
     small = device.type != "cuda"
-    backbone, maps = ("tiny", ("tiny-one", "tiny-two")) if small else ("d8l6", ("one", "two"))
+    backbone, maps = ("tiny", ("tiny-stay", "tiny-one")) if small else ("d8l6", ("one", "two"))
     recipe = backbone_recipe(backbone)
     tell(f"{backbone}, eager")
     eager = time_eager(recipe, device, 20 if small else 40)

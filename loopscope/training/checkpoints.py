@@ -64,7 +64,10 @@ def jobs(store: Store) -> list[dict[str, Any]]:
 
 @contextmanager
 def alone(store: Store, job: dict[str, Any]) -> Iterator[None]:
-    """Hold a job's lock, so that no other process works on it.  InputError when one does."""
+    """Hold a job's lock, so that no other process works on it.  InputError when one does.
+
+    The lock file stays: whoever removed it could take it from a process that has just opened it.
+    """
     folder = store.root / KIND
     path = folder / f".job-{digest(job)[:16]}.lock"
     with reporting("write to", folder):
@@ -73,4 +76,3 @@ def alone(store: Store, job: dict[str, Any]) -> Iterator[None]:
             if not held:
                 raise InputError(f"another process is at work on this job in {store.root}; wait for it or end it")
             yield
-            path.unlink(missing_ok=True)

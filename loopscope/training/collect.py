@@ -27,13 +27,23 @@ def collect_product(sink, a, b):
 
 @triton.jit
 def _collect(
-    PART, SINK0, SINK1, SINK2, stride, N, KINDS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
+    PART,
+    SINK0,
+    SINK1,
+    SINK2,
+    stride,
+    N,
+    KINDS: tl.constexpr,
+    D: tl.constexpr,
+    STEPS: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed, kind = tl.program_id(1).to(tl.int64), tl.program_id(2)
     total = tl.zeros((R, BLOCK), tl.float32)
-    for start in range(0, N, R):
-        row = start + tl.arange(0, R)
+    for step in range(STEPS):
+        row = step * R + tl.arange(0, R)
         at = ((seed * N + row) * KINDS + kind)[:, None] * D + col[None, :]
         live = (row < N)[:, None] & (col < D)[None, :]
         total += tl.load(PART + at, mask=live, other=0.0).to(tl.float32)
@@ -60,4 +70,5 @@ def collect(part, sinks):
     assert len(strides) == 1, f"sinks must lie equally far apart, not {sorted(strides)}"
     grid = (triton.cdiv(width, 32), seeds, kinds)
     with _beside(lane, part):
-        _collect[grid](part.contiguous(), *totals, strides.pop(), rows, kinds, width, 64, 32, num_warps=4)
+        steps = triton.next_power_of_2(triton.cdiv(rows, 64))  # so that few variants are compiled
+        _collect[grid](part.contiguous(), *totals, strides.pop(), rows, kinds, width, steps, 64, 32, num_warps=4)

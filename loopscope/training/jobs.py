@@ -164,11 +164,7 @@ def fit(
     Raises InputError when the recipes differ in more than their target, or do not suit the backbone; else as `train`.
     """
     first = recipes[0]
-    for other in recipes[1:]:
-        if _target_aside(other) != _target_aside(first):
-            raise InputError(f"maps {first.name!r} and {other.name!r} cannot be fitted side by side; fit them in turn")
-    model = load_backbone(backbone)
-    _check_suits(first, backbone, model)
+    model = check_fit(recipes, backbone)
     by_name = {recipe.name: recipe for recipe in recipes}
     if first.data.task == "relations" and len(fits) > 1:  # stages end early by each map's own score
         return [done for number in fits for done in fit(recipes, backbone, [number], store, settings)]
@@ -198,6 +194,17 @@ def fit(
     return _run(_Job("map", name, first, identity, inputs, cohort, objective, write), wanted, store, settings)
 
 
+def check_fit(recipes: Sequence[MapRecipe], backbone: Artefact) -> LoopedTransformer:
+    """The backbone's model; InputError when these maps cannot be fitted to it, or not side by side."""
+    first = recipes[0]
+    for other in recipes[1:]:
+        if _target_aside(other) != _target_aside(first):
+            raise InputError(f"maps {first.name!r} and {other.name!r} cannot be fitted side by side; fit them in turn")
+    model = load_backbone(backbone)
+    _check_suits(first, backbone, model)
+    return model
+
+
 def _target_aside(recipe: MapRecipe) -> MapRecipe:
     data = replace(recipe.data, hops=0) if isinstance(recipe.data, WalkFit) else recipe.data
     return replace(recipe, name="", about="", data=data)
@@ -225,10 +232,14 @@ def _cohort(
     """
     missing = [each for each in wanted if store.find(kind, each.config, inputs) is None]
     idents = [json.loads(json.dumps(each.ident)) for each in missing]
-    for begun in jobs(store) if missing else []:
-        same = {key: value for key, value in begun.items() if key != "members"} == json.loads(json.dumps(identity))
-        if same and all(ident in begun["members"] for ident in idents):
-            return [member(ident) for ident in begun["members"]]
+    for begun in jobs(store):
+        if {key: value for key, value in begun.items() if key != "members"} != json.loads(json.dumps(identity)):
+            continue
+        members = [member(ident) for ident in begun["members"]]
+        if all(store.find(kind, each.config, inputs) for each in members):  # killed before it could tidy up
+            Checkpoints(store, begun).clear()
+        elif missing and all(ident in begun["members"] for ident in idents):
+            return members
     return missing
 
 
@@ -236,7 +247,9 @@ def _run(job: _Job, wanted: Sequence[_Member], store: Store, settings: Settings)
     if job.members:
         identity = json.loads(json.dumps({**job.identity, "members": [member.ident for member in job.members]}))
         with alone(store, identity):
-            _train_members(job, Checkpoints(store, identity), settings)
+            # Looked up again: another process may have finished the job while this one waited for its turn to look.
+            if any(store.find(job.kind, member.config, job.inputs) is None for member in job.members):
+                _train_members(job, Checkpoints(store, identity), settings)
     return [_finished(member, store, job) for member in wanted]
 
 

@@ -110,6 +110,51 @@ def last_rows(x, n, tokens):
 
 
 @triton.jit
+def _move(FROM, TO, MINE, T, from_rows, to_rows, D: tl.constexpr, BLOCK: tl.constexpr):
+    example, seed = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    if tl.load(MINE + seed * tl.num_programs(0) + example):
+        row, col = tl.arange(0, BLOCK), tl.arange(0, D)
+        at = (example * T + row)[:, None] * D + col[None, :]
+        live = (row < T)[:, None]
+        tl.store(TO + seed * to_rows * D + at, tl.load(FROM + seed * from_rows * D + at, mask=live), mask=live)
+
+
+def _moved(source, target, mine, tokens):
+    """Rows of the examples that are `mine`, from one array [S, rows, d] to the same places in another."""
+    seeds, examples = mine.shape
+    block = triton.next_power_of_2(tokens)
+    _move[(examples, seeds)](
+        source, target, mine, tokens, source.shape[1], target.shape[1], source.shape[2], block, num_warps=4
+    )  # fmt: skip
+    return target
+
+
+class _HandIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, out, mine, tokens):
+        ctx.mark_dirty(out)
+        ctx.tokens, ctx.shape = tokens, h.shape
+        ctx.save_for_backward(mine)
+        ctx.set_materialize_grads(False)
+        return h.view_as(h), _moved(h.contiguous(), out, mine, tokens)
+
+    @staticmethod
+    def backward(ctx, dh, dout):
+        (mine,) = ctx.saved_tensors
+        # What comes after a row was handed in is not read, so its gradient is replaced, not added to.
+        dh = dout.new_zeros(ctx.shape) if dh is None else dh.contiguous()
+        return _moved(dout.contiguous(), dh, mine, ctx.tokens), dout, None, None
+
+
+def hand_in(h, out, mine, tokens):
+    """(h, out with the rows of those examples that are `mine` taken from h), `out` changed in place.
+
+    Only for rows that are not read again later; h must go on to one operation alone, whose gradient is used up here.
+    """
+    return _HandIn.apply(h, out, mine.contiguous(), tokens)
+
+
+@triton.jit
 def _add_norm_forward(X, Y, BIAS, GAIN, SHIFT, OUT, N, STATS, stride, M, D: tl.constexpr, R: tl.constexpr):
     seed = tl.program_id(1).to(tl.int64)
     own = seed * stride

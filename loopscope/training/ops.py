@@ -96,6 +96,15 @@ def last_rows(
     return x[:, tokens - 1 :: tokens], n[:, tokens - 1 :: tokens], n
 
 
+def hand_in(
+    h: Float[Tensor, "S m d"], out: Float[Tensor, "S M d"], mine: Bool[Tensor, "S B"], tokens: int
+) -> tuple[Float[Tensor, "S m d"], Float[Tensor, "S M d"]]:
+    """(h, out with the rows of those examples that are `mine` taken from h); h may have fewer examples than out."""
+    here = mine.repeat_interleave(tokens, 1)[..., None]
+    rows = h.shape[1]
+    return h, torch.cat([torch.where(here, h, out[:, :rows]), out[:, rows:]], 1)
+
+
 def answer_attention(
     q: Float[Tensor, "S B d"], kv: Float[Tensor, "S M two_d"], tokens: int, heads: int
 ) -> Float[Tensor, "S B d"]:

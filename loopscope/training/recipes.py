@@ -275,7 +275,8 @@ def parity() -> BackboneRecipe:
     return BackboneRecipe(
         "parity", "parity of 1-20 bits, n loops for n bits, growing lengths", parity_config(), ParityData(),
         "own-length", 64, (stage,), stream="parity", precision="fp16", deviations=(OWN_STREAM, "products in fp16 with "
-        "scaled losses on a GPU, as precise as TF32 (fp32 in the reference); checkpoints are scored in fp32"),
+        "scaled losses on a GPU, as precise as TF32 (fp32 in the reference); checkpoints are scored in fp32",
+        "checkpoints are scored from update 1,000 on (10,000 in the reference), where none can be the best"),
     )  # fmt: skip
 
 
@@ -373,20 +374,20 @@ def tiny() -> BackboneRecipe:
     model = ModelConfig(
         vocabulary=18, classes=6, loops=2, layers=2, width=64, heads=2, mlp=128, positions=23, init="torch"
     )  # fmt: skip
-    optimiser = Optimiser(Schedule(2e-3, warmup=50, decay=650), betas=(0.9, 0.95), decay=0.01)
+    optimiser = Optimiser(Schedule(2e-3, warmup=50, hold=500, decay=450), betas=(0.9, 0.95), decay=0.01)
     return BackboneRecipe(
         "tiny", "six-node graph walk, requests of 1-2 steps, two loops: about a minute on a CPU", model,
         GraphData(6, 2, held_out="tiny", selection="tiny-selection"), "final", 64,
-        (Stage("train", 700, optimiser, check_every=50),), stream="tiny",
+        (Stage("train", 1_000, optimiser, check_every=50),), stream="tiny",
     )  # fmt: skip
 
 
 def _tiny_map(name: str, hops: int) -> MapRecipe:
     data = WalkFit(hops, base=2, request=2, held_out="tiny", selection="tiny-selection")
-    optimiser = Optimiser(Schedule(3e-3, warmup=20, decay=580))
+    optimiser = Optimiser(Schedule(1e-2, warmup=20, decay=480))
     return MapRecipe(
         f"tiny-{name}", f"`{name}` for the tiny backbone: f^{2 + hops}(s) after one more call", "tiny", data, 64,
-        (Stage("fit", 600, optimiser, check_every=50),), stream="tiny-maps", rank=16,
+        (Stage("fit", 500, optimiser, check_every=50),), stream="tiny-maps", rank=32,
     )  # fmt: skip
 
 
@@ -398,7 +399,7 @@ RECIPES: Mapping[str, Recipe] = _listed(
     d8l6(), d8l8(), matched_final(), matched_stepwise(), n8_d8l8(), parity(), relations(),
     stay(), one(), two(), _matched("stay", 0), _matched("one", 1), _matched("two", 2),
     continue16(), parity_staged(), relations_curriculum(),
-    tiny(), _tiny_map("stay", 0), _tiny_map("one", 1), _tiny_map("two", 2),
+    tiny(), _tiny_map("stay", 0), _tiny_map("one", 1),
 )  # fmt: skip
 """Every recipe by name."""
 

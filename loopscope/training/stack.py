@@ -56,7 +56,7 @@ class Stack:
     """`flat` [members, parameters] in fp32; `weights` by name are views of it with a leading axis of members.
 
     `gradient` has the layout of `flat`; `sinks` are its parts for the weights that `collect` names, whose gradients the
-    kernels add there, in `lane` if there is one.  All others come from autograd.
+    kernels add there, in `lane` if there is one.  What is used outside the kernels comes from autograd.
     """
 
     def __init__(
@@ -91,12 +91,13 @@ class Stack:
     def gradients(self, loss: Float[Tensor, ""]) -> Float[Tensor, "S parameters"]:
         """Gradients of a loss that is a sum over members, in the layout of `flat`, good until the next call."""
         self.gradient.zero_()
-        own = [name for name in self.weights if name not in self.sinks]
-        views = self._views(self.gradient)
-        for name, grad in zip(own, torch.autograd.grad(loss, [self.weights[name] for name in own]), strict=True):
-            views[name].copy_(grad)
+        grads = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
         if self.lane is not None:
             self.lane.join()
+        # Autograd knows of a weight with a sink only where it was used outside the kernels.
+        for view, grad in zip(self._views(self.gradient).values(), grads, strict=True):
+            if grad is not None:
+                view.add_(grad)
         return self.gradient
 
     def member(self, index: int, flat: Float[Tensor, "S parameters"] | None = None) -> dict[str, Tensor]:
