@@ -23,7 +23,8 @@ from loopscope.training.objective import Objective
 from loopscope.training.recipes import Stage
 from loopscope.training.streams import absorb
 
-WINDOW = 100  # updates between two looks at the device, at most
+WINDOW = {"cuda": 100, "cpu": 10}
+"""Updates between two looks at the device, at most: looking costs a GPU time, and a CPU may take long for a few."""
 LOSS_SCALE = {"fp16": 1024.0}
 """Factor on losses before the backward pass, taken out again afterwards: small gradients would vanish in fp16."""
 
@@ -123,8 +124,9 @@ class Trainer:
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, report: Report, window: int = WINDOW) -> None:
+    def run(self, report: Report, window: int | None = None) -> None:
         """Train to the end.  `report` is called after every window with its rows of history, and may save or raise."""
+        window = window or WINDOW[self.device.type]
         while not self.done:
             started = time.perf_counter()
             stage = self.objective.stages[self.stage]
