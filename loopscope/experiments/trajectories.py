@@ -31,7 +31,7 @@ TIE = 1e-8
 def read_native(
     model: LoopedModel, device: torch.device, rings: str = "rings", loops: int = LOOPS
 ) -> Int[Tensor, "reads instances"]:
-    """The node each loop reads out at ANSWER for every ring and start (see `all_starts`); row t is loop t, from 0 on."""
+    """The node each loop reads out at ANSWER, for every ring and start (see `all_starts`); row t is loop t."""
     chosen = population(rings)
     graphs, starts = (part.to(device) for part in all_starts(chosen.graphs))
     tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, DEPTHS)
