@@ -1,0 +1,89 @@
+"""What experiments are done on: a trained backbone with the maps fitted to it, and the walks they are asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from loopscope.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of
+from loopscope.errors import InputError
+from loopscope.maps import AffineMap
+from loopscope.model import LoopedTransformer
+from loopscope.store import Store
+from loopscope.tasks.graph_walk import GraphWalk, advance, all_starts
+from loopscope.tasks.populations import Rule, population
+from loopscope.zoo import find
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph-walk backbone on one device and its maps: `maps["one"]` lists the fits of J_one, in order.
+
+    `depth` is the request that all experiments make: the deepest one of training.
+    """
+
+    name: str
+    key: str
+    model: LoopedTransformer
+    maps: Mapping[str, list[AffineMap]]
+    depth: int
+    device: torch.device
+
+    @property
+    def loops(self) -> int:
+        """The trained number of calls."""
+        return self.model.config.loops
+
+    def named(self, *targets: str) -> dict[str, AffineMap]:
+        """The maps of these targets as programs call them: one-1, one-2, ...; InputError for a target without maps."""
+        for target in targets:
+            if target not in self.maps:
+                there = ", ".join(self.maps) or "none"
+                raise InputError(f"{self.name} has no maps {target!r}; there are {there}")
+        return {f"{target}-{i}": step for target in targets for i, step in enumerate(self.maps[target], 1)}
+
+
+def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "") -> Subject:
+    """The backbone of this name or key and all its maps, by what their recipes are called without `prefix`."""
+    backbone = find(store, asked, BACKBONE)
+    config = backbone.manifest.config["recipe"]
+    if config["data"]["task"] != "graph-walk":
+        raise InputError(f"{name_of(backbone)} is no graph-walk backbone: its task is {config['data']['task']}")
+    mine = [fit for fit in store.all(MAP) if fit.manifest.inputs.get(BACKBONE) == backbone.key]
+    mine.sort(key=lambda fit: fit.manifest.config["fit"])
+    maps: dict[str, list[AffineMap]] = {}
+    for fit in mine:
+        target = fit.manifest.config["recipe"]["name"].removeprefix(prefix)
+        maps.setdefault(target, []).append(load_fit(fit).to(device).requires_grad_(False))
+    model = load_backbone(backbone).to(device)
+    return Subject(name_of(backbone), backbone.key, model, maps, config["data"]["depth"], device)
+
+
+@dataclass(frozen=True)
+class Walks:
+    """All starts of a population's graphs, at one request: tokens, the current node u = f^depth(s), what counts."""
+
+    graphs: Int[Tensor, "instances nodes"]
+    starts: Int[Tensor, " instances"]
+    tokens: Int[Tensor, "instances tokens"]
+    current: Int[Tensor, " instances"]
+    kept: Bool[Tensor, " instances"]
+    clusters: Int[Tensor, " instances"]
+
+    def ahead(self, steps: int) -> Int[Tensor, " instances"]:
+        """f^steps(u)."""
+        return advance(self.graphs, self.current, steps)
+
+
+def walks(where: str, subject: Subject, rule: Rule | None = None) -> Walks:
+    """The instances of a population on the subject's device; `rule` is the population's own unless another is named."""
+    chosen = population(where)
+    graphs, starts = (part.to(subject.device) for part in all_starts(chosen.graphs))
+    clusters = torch.arange(len(chosen.rows)).repeat_interleave(chosen.nodes)
+    tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, subject.depth)
+    kept = chosen.mask(rule).to(subject.device)
+    return Walks(graphs, starts, tokens, advance(graphs, starts, subject.depth), kept, clusters)
