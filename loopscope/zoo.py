@@ -68,6 +68,15 @@ def entries(store: Store) -> list[Entry]:
     return sorted(found, key=lambda entry: (KINDS.index(entry.kind), _by_number(entry.name), entry.key))
 
 
+def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
+    """Those of this name or, if there are none, whose keys start so (at least 4 characters)."""
+    there = list(known)
+    found = [artefact for artefact in there if name_of(artefact) == asked]
+    if not found and KEY_OR_PREFIX.fullmatch(asked):
+        found = [artefact for artefact in there if artefact.key.startswith(asked)]
+    return found
+
+
 def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
     """The backbone or map of this name, or with the only key that starts so (at least 4 characters).
 
@@ -75,16 +84,14 @@ def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
     """
     kinds = KINDS if kind is None else (kind,)
     what = kind or "backbone or map"
-    known = [(name_of(artefact), artefact) for each in kinds for artefact in store.all(each)]
-    found = [artefact for name, artefact in known if name == asked]
-    if not found and KEY_OR_PREFIX.fullmatch(asked):
-        found = [artefact for _, artefact in known if artefact.key.startswith(asked)]
+    known = [artefact for each in kinds for artefact in store.all(each)]
+    found = matches(known, asked)
     if len(found) > 1:
         raise InputError(f"{what} {asked!r} is ambiguous; give one of the keys {', '.join(each.key for each in found)}")
     if not found:
         unread = sum(status.kind in kinds and status.state != "ok" for status in store.list())
         there = f"{len(known)} and {unread} that cannot be read" if unread else f"{len(known)}"
-        close = nearest(asked, [name for name, _ in known])
+        close = nearest(asked, map(name_of, known))
         raise InputError(f"{store.root} has no {what} {asked!r} among {there}{close}")
     return found[0]
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -143,8 +143,8 @@ def outcome_of(action: Any) -> list[Any]:
     return ["done", 0, ""]
 
 
-def serve() -> None:
-    """Per line [function, arguments] fork a child; for ["wait", [pid]] give its exit status."""
+def serve(jobs: Mapping[str, Any]) -> None:
+    """Per line [function, arguments] fork a child that calls it; for ["wait", [pid]] give its exit status."""
     for line in sys.stdin:
         job, arguments = json.loads(line)
         if job == "wait":
@@ -153,7 +153,7 @@ def serve() -> None:
             say("forked", child)
         else:
             try:
-                say("result", globals()[job](*arguments))
+                say("result", jobs[job](*arguments))
             except BaseException:
                 say("failed", traceback.format_exc())
             os._exit(0)
@@ -162,11 +162,13 @@ def serve() -> None:
 class Nursery:
     """The test's end of the helper process."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, __file__]
+    def __init__(self, *module: str) -> None:
+        command = [sys.executable, *module]
         alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process with threads must not fork
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=alone)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=alone, cwd=Path(__file__).parent.parent
+        )
         self.heard: list[list[Any]] = []
 
     def hear(self, tag: str, pid: int) -> Any:
@@ -197,14 +199,21 @@ class Nursery:
         assert self.exit_status(pid) == 0
         return self.hear("result", pid)
 
+    @classmethod
+    @contextmanager
+    def running(cls, *module: str) -> Iterator[Nursery]:
+        """A helper process of this module, until the block ends."""
+        nursery = cls(*module)
+        yield nursery
+        nursery.process.stdin.close()
+        assert nursery.process.wait() == 0
+        nursery.process.stdout.close()
+
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.process.stdin.close()
-    assert nursery.process.wait() == 0
-    nursery.process.stdout.close()
+    with Nursery.running(__file__) as nursery:
+        yield nursery
 
 
 @contextmanager
@@ -629,4 +638,4 @@ def test_a_symlinked_and_a_relative_root(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 if __name__ == "__main__":
-    serve()
+    serve(globals())

@@ -6,15 +6,12 @@ for each job.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +28,7 @@ from loopscope.tasks.populations import held_out
 from loopscope.training import jobs
 from loopscope.training.jobs import Finished, Progress
 from loopscope.training.recipes import BackboneRecipe, Schedule
-from tests import test_store_crash
-from tests.test_store_crash import drafts, gate_at, outcome_of, say
+from tests.test_store_crash import Nursery, drafts, gate_at, outcome_of, say, serve
 from tests.test_training import StoppedError, checkpoints, settings_of, stage_of, stop_after, toy_map, toy_walk
 
 SEEDS = [0, 2]
@@ -162,44 +158,10 @@ def work_with_full_metrics(root: str, metrics: str) -> list[Any]:
     return outcome_of(lambda: work("short", root, metrics=Path(metrics)))
 
 
-def serve() -> None:
-    """As in `test_store_crash.py`, with the functions of this module."""
-    # Children start with what takes long to make or to import, which loading a backbone does.
-    held_out("tiny")
-    with torch.device("meta"):
-        LoopedTransformer(BACKBONES["short"].model)
-    for line in sys.stdin:
-        job, arguments = json.loads(line)
-        if job == "wait":
-            say("exit", os.waitstatus_to_exitcode(os.waitpid(arguments[0], 0)[1]))
-        elif child := os.fork():
-            say("forked", child)
-        else:
-            try:
-                say("result", globals()[job](*arguments))
-            except BaseException:
-                say("failed", traceback.format_exc())
-            os._exit(0)
-
-
-class Nursery(test_store_crash.Nursery):
-    """The test's end of the helper process."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.test_training_crash"]
-        alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process with threads must not fork
-        pipe, here = subprocess.PIPE, Path(__file__).parent.parent
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=alone, cwd=here)
-        self.heard: list[list[Any]] = []
-
-
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.process.stdin.close()
-    assert nursery.process.wait() == 0
-    nursery.process.stdout.close()
+    with Nursery.running("-m", "tests.test_training_crash") as nursery:
+        yield nursery
 
 
 Whole = dict[tuple[str, str], dict[str, Any]]
@@ -432,4 +394,8 @@ def test_no_space_for_the_metrics(nursery: Nursery, tmp_path: Path, whole: Whole
 
 
 if __name__ == "__main__":
-    serve()
+    # Children start with what takes long to make or to import, which loading a backbone does.
+    held_out("tiny")
+    with torch.device("meta"):
+        LoopedTransformer(BACKBONES["short"].model)
+    serve(globals())

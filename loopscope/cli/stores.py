@@ -29,13 +29,13 @@ ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of the zoo
 @store_app.command("list")
 def store_list(store: StoreFolder = Path("store"), as_json: AsJson = False) -> None:
     """List the artefacts of a store."""
-    _show_store(_open_store(store).list(), as_json)
+    _show_store(open_store(store).list(), as_json)
 
 
 @store_app.command("verify")
 def store_verify(store: StoreFolder = Path("store"), as_json: AsJson = False) -> None:
     """Hash every file of every artefact; exit code 3 when one is damaged."""
-    found = _open_store(store).verify()
+    found = open_store(store).verify()
     _show_store(found, as_json)
     damaged = sum(status.state == "damaged" for status in found)
     if damaged:
@@ -50,7 +50,7 @@ def store_gc(
     as_json: AsJson = False,
 ) -> None:
     """Remove what interrupted writers left behind."""
-    report = _open_store(store).gc(dry_run=dry_run, damaged=damaged)
+    report = open_store(store).gc(dry_run=dry_run, damaged=damaged)
     if as_json:
         return print_json(asdict(report))
     title = f"{'would free' if dry_run else 'freed'} {report.freed:,} bytes; {report.live} writers at work"
@@ -98,10 +98,11 @@ def zoo_add(
     from loopscope.store import Store
     from loopscope.zoo import add, zoo_folder
 
-    _show_entries(add(Store(zoo_folder(zoo)), _open_store(store), names), as_json)
+    _show_entries(add(Store(zoo_folder(zoo)), open_store(store), names), as_json)
 
 
-def _open_store(folder: Path) -> Store:
+def open_store(folder: Path) -> Store:
+    """The store in a folder that is there; InputError if it is not."""
     from loopscope.store import Store
 
     if not folder.is_dir():

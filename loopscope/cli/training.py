@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
-from loopscope.cli.stores import StoreFolder
+from loopscope.cli.stores import StoreFolder, open_store
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -105,15 +105,12 @@ def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: 
     from dataclasses import asdict
 
     from loopscope.experiments.scores import score_walks
-    from loopscope.store import Store
     from loopscope.training.jobs import pick_device
 
-    if not store.is_dir():
-        raise InputError(f"there is no store at {store}; name one with --store")
-    chosen = pick_device(device)
+    there, chosen = open_store(store), pick_device(device)
     found = []
     with spinner() as tell:
-        for each in score_walks(Store(store), chosen):
+        for each in score_walks(there, chosen):
             found.append(each)
             tell(f"{each.name} scored")
     if as_json:
@@ -143,9 +140,9 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _backbone(store: Store, name: str) -> Artefact:
-    """A backbone by name or key, from the store or else from the zoo, and then in the store as well."""
+    """A backbone by name or key, from the store or else from the zoo."""
     from loopscope.artefacts import BACKBONE, name_of
-    from loopscope.zoo import find, open_zoo
+    from loopscope.zoo import find, matches, open_zoo
 
     places = [store]
     with suppress(InputError):  # there may be no zoo
@@ -153,9 +150,9 @@ def _backbone(store: Store, name: str) -> Artefact:
     known: list[str] = []
     for place in places:
         there = place.all(BACKBONE)
-        known += [name_of(artefact) for artefact in there]
-        if any(name == name_of(each) or (len(name) >= 4 and each.key.startswith(name)) for each in there):
+        if matches(there, name):
             return find(place, name, BACKBONE)
+        known += [name_of(artefact) for artefact in there]
     there_are = ", ".join(dict.fromkeys(known)) or "none"
     raise InputError(f"no backbone {name!r} in {store.root} or the zoo; there are {there_are}{nearest(name, known)}")
 

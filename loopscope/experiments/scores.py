@@ -14,13 +14,13 @@ import torch
 
 from loopscope.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of
 from loopscope.execute import run
+from loopscope.experiments.subject import instances
 from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer
 from loopscope.program import F, J, Program
 from loopscope.stats import cluster_bootstrap, tally
 from loopscope.store import Artefact, Store
-from loopscope.tasks.graph_walk import GraphWalk, all_starts, walk
-from loopscope.tasks.populations import population
+from loopscope.tasks.graph_walk import advance
 
 TESTED_ON = {
     "main": ("rings", "confirmation"),
@@ -93,18 +93,14 @@ def _scores(
     model: LoopedTransformer, asked: list[_Asked], maps: dict[str, AffineMap], where: str, device: torch.device
 ) -> Iterator[Score]:
     """Those of one backbone on one population; runs with the same request share their common calls."""
-    chosen = population(where)
-    graphs, starts = (part.to(device) for part in all_starts(chosen.graphs))
-    clusters = torch.arange(len(chosen.rows)).repeat_interleave(chosen.nodes)
-    kept = chosen.mask()
     for request in sorted({each.request for each in asked}):
         same = [each for each in asked if each.request == request]
-        tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, request)
-        found = run(model, tokens, [each.program for each in same], maps=maps)
+        at = instances(where, request, device)
+        found = run(model, at.tokens, [each.program for each in same], maps=maps)
         for each in same:
-            right = found[each.program].predictions[:, 0] == walk(graphs, starts, each.steps)[:, -1]
-            estimate = cluster_bootstrap(tally(right.cpu(), clusters, kept), draws=DRAWS, seed=SEED)
+            right = found[each.program].predictions[:, 0] == advance(at.graphs, at.starts, each.steps)
+            estimate = cluster_bootstrap(tally(right.cpu(), at.clusters, at.kept.cpu()), draws=DRAWS, seed=SEED)
             yield Score(
                 name_of(each.artefact), each.artefact.key, str(each.program), f"f^{each.steps}(s)", where,
-                estimate.value, estimate.low, estimate.high, int(kept.sum()), len(chosen.rows),
+                estimate.value, estimate.low, estimate.high, int(at.kept.sum()), estimate.n,
             )  # fmt: skip

@@ -80,10 +80,15 @@ class Walks:
 
 
 def walks(where: str, subject: Subject, rule: Rule | None = None) -> Walks:
-    """The instances of a population on the subject's device; `rule` is the population's own unless another is named."""
+    """The instances of a population as the subject is asked about them."""
+    return instances(where, subject.depth, subject.device, rule)
+
+
+def instances(where: str, depth: int, device: torch.device, rule: Rule | None = None) -> Walks:
+    """All starts of a population at a request; `rule` is the population's own unless another is named."""
     chosen = population(where)
-    graphs, starts = (part.to(subject.device) for part in all_starts(chosen.graphs))
+    graphs, starts = (part.to(device) for part in all_starts(chosen.graphs))
     clusters = torch.arange(len(chosen.rows)).repeat_interleave(chosen.nodes)
-    tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, subject.depth)
-    kept = chosen.mask(rule).to(subject.device)
-    return Walks(graphs, starts, tokens, advance(graphs, starts, subject.depth), kept, clusters)
+    tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, depth)
+    kept = chosen.mask(rule).to(device)
+    return Walks(graphs, starts, tokens, advance(graphs, starts, depth), kept, clusters)

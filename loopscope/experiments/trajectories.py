@@ -16,9 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from loopscope.execute import run
+from loopscope.experiments.subject import instances
 from loopscope.program import F
 from loopscope.protocol import LoopedModel
-from loopscope.tasks.graph_walk import DEPTHS, GraphWalk, all_starts, path_position
+from loopscope.tasks.graph_walk import DEPTHS, all_starts, path_position
 from loopscope.tasks.populations import population
 
 LOOPS = 16
@@ -32,10 +33,7 @@ def read_native(
     model: LoopedModel, device: torch.device, rings: str = "rings", loops: int = LOOPS
 ) -> Int[Tensor, "reads instances"]:
     """The node each loop reads out at ANSWER, for every ring and start (see `all_starts`); row t is loop t."""
-    chosen = population(rings)
-    graphs, starts = (part.to(device) for part in all_starts(chosen.graphs))
-    tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, DEPTHS)
-    trace = run(model, tokens, F**loops, read="all")[F**loops]
+    trace = run(model, instances(rings, DEPTHS, device).tokens, F**loops, read="all")[F**loops]
     return torch.stack([logits[:, 0].argmax(-1) for logits in trace.logits_at.values()]).cpu()
 
 

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.tasks.labels import check_int64, check_range, is_listed
 
 DEPTHS = 8
 """A request asks for 1 to 8 steps: there are eight DEPTH tokens."""
@@ -130,13 +131,13 @@ class GraphWalk:
         _check_labels("starts", starts, (batch,))
         if check:
             check_graphs(graphs, self.nodes)
-            _check_range("start", starts, 0, self.nodes - 1)
+            check_range("start", starts, 0, self.nodes - 1)
         if isinstance(depth, int):
             depth_token: int | Tensor = self.DEPTH(depth)
         else:
             _check_labels("depths", depth, (batch,))
             if check:
-                _check_range("depth", depth, 1, DEPTHS)
+                check_range("depth", depth, 1, DEPTHS)
             depth_token = self.BOS + depth
 
         tokens = torch.empty(batch, self.length, dtype=torch.int64, device=graphs.device)
@@ -155,7 +156,7 @@ class GraphWalk:
 def check_graphs(graphs: Int[Tensor, "batch nodes"], nodes: int) -> None:
     """Raise InputError unless every row is a permutation of 0..nodes-1; the message names the first row that is not."""
     _check_labels("graphs", graphs, (None, nodes))
-    _check_range("node", graphs, 0, nodes - 1)
+    check_range("node", graphs, 0, nodes - 1)
     wrong = (graphs.sort(dim=1).values != torch.arange(nodes, device=graphs.device)).any(dim=1)
     if bool(wrong.any()):
         first = int(wrong.int().argmax())
@@ -170,14 +171,7 @@ def _check_labels(what: str, labels: Tensor, shape: tuple[int | None, ...]) -> N
     if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InputError(f"{what} have shape {list(labels.shape)}, but shape [{wanted}] is needed")
-    if labels.dtype != torch.int64:
-        raise InputError(f"{what} are {labels.dtype}, but torch.int64 is needed")
-
-
-def _check_range(what: str, values: Tensor, low: int, high: int) -> None:
-    outside = (values < low) | (values > high)
-    if bool(outside.any()):
-        raise InputError(f"{what} {int(values[outside][0])} does not exist: it is one of {low} to {high}")
+    check_int64(what, labels)
 
 
 # ---- walks -----------------------------------------------------------------------------------------------------------
@@ -332,8 +326,4 @@ def _check_coded(nodes: int) -> None:
 
 def is_held_out(graphs: Int[Tensor, "batch nodes"], held_out: Int[Tensor, " codes"]) -> Bool[Tensor, " batch"]:
     """Whether each graph's code is in `held_out`, an ascending list of codes on the same device."""
-    asked = codes_of(graphs)
-    if len(held_out) == 0:
-        return torch.zeros_like(asked, dtype=torch.bool)
-    place = torch.searchsorted(held_out, asked).clamp(max=len(held_out) - 1)
-    return held_out[place] == asked
+    return is_listed(codes_of(graphs), held_out)

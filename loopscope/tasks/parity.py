@@ -20,6 +20,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.tasks.labels import check_int64, check_range
 
 SEPARATOR = 2
 """Id of the token after the bits, where the parity is read; the bits are their own ids, 0 and 1."""
@@ -57,8 +58,8 @@ def make_batch(
     """
     _check_shapes(bits, lengths, longest)
     if check:
-        _check_range("length", lengths, 1, longest)
-        _check_range("bit", bits[..., :longest], 0, 1)
+        check_range("length", lengths, 1, longest)
+        check_range("bit", bits[..., :longest], 0, 1)
     place = torch.arange(longest + 2, device=bits.device)
     separator = lengths.unsqueeze(-1)
     padded = torch.nn.functional.pad(bits[..., :longest], (0, 2))
@@ -91,16 +92,9 @@ def evaluation_bits(length: int, count: int, base: int) -> Int[Tensor, "count le
 
 def _check_shapes(bits: Tensor, lengths: Tensor, longest: int) -> None:
     for what, tensor in (("bits", bits), ("lengths", lengths)):
-        if tensor.dtype != torch.int64:
-            raise InputError(f"{what} are {tensor.dtype}, but torch.int64 is needed")
+        check_int64(what, tensor)
     if bits.ndim == 0 or lengths.shape != bits.shape[:-1]:
         shapes = f"lengths {list(lengths.shape)}, bits {list(bits.shape)}"
         raise InputError(f"there must be one length for each row of bits, not {shapes}")
     if not 1 <= longest <= bits.shape[-1]:
         raise InputError(f"strings of up to {longest} bits cannot be cut from rows of {bits.shape[-1]}")
-
-
-def _check_range(what: str, values: Tensor, low: int, high: int) -> None:
-    outside = (values < low) | (values > high)
-    if bool(outside.any()):
-        raise InputError(f"{what} {int(values[outside][0])} does not exist: it is one of {low} to {high}")

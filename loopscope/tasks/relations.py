@@ -24,10 +24,11 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError
+from loopscope.tasks.labels import check_int64, check_range
 
 ENTITIES, RELATIONS = 64, 16
 BOS = 0
@@ -93,22 +94,15 @@ def tokens(
     `check=False` leaves out the checks of tensor values, which make a GPU wait.
     """
     for what, tensor in (("starts", starts), ("relations", relations)):
-        if tensor.dtype != torch.int64:
-            raise InputError(f"{what} are {tensor.dtype}, but torch.int64 is needed")
+        check_int64(what, tensor)
     if relations.ndim == 0 or starts.shape != relations.shape[:-1]:
         shapes = f"starts {list(starts.shape)}, relations {list(relations.shape)}"
         raise InputError(f"there must be one start for each row of relations, not {shapes}")
     if check:
-        _check_range("entity", starts, ENTITIES)
-        _check_range("relation", relations, RELATIONS)
+        check_range("entity", starts, 0, ENTITIES - 1)
+        check_range("relation", relations, 0, RELATIONS - 1)
     entity = starts.unsqueeze(-1) + FIRST_ENTITY
     return torch.cat([torch.full_like(entity, BOS), entity, relations + FIRST_RELATION], dim=-1)
-
-
-def _check_range(what: str, values: Tensor, size: int) -> None:
-    outside = (values < 0) | (values >= size)
-    if bool(outside.any()):
-        raise InputError(f"{what} {int(values[outside][0])} does not exist: it is one of 0 to {size - 1}")
 
 
 def path(
@@ -164,14 +158,6 @@ def _check_coded(length: int) -> None:
     if length > LONGEST_CODED:
         longest = f"the longest that have one have {LONGEST_CODED}"
         raise InputError(f"compositions of {length} relations have no int64 code: {longest}")
-
-
-def is_held_out(codes: Int[Tensor, "*batch"], held_out: Int[Tensor, " codes"]) -> Bool[Tensor, "*batch"]:
-    """Whether each code is in `held_out`, an ascending list of codes of the same length on the same device."""
-    if len(held_out) == 0:
-        return torch.zeros_like(codes, dtype=torch.bool)
-    place = torch.searchsorted(held_out, codes).clamp(max=len(held_out) - 1)
-    return held_out[place] == codes
 
 
 # ---- what is evaluated -----------------------------------------------------------------------------------------------

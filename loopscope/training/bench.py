@@ -32,16 +32,16 @@ from loopscope.training.recipes import (
     map_recipe,
 )
 from loopscope.training.streams import GraphStream
-from loopscope.training.trainer import Trainer
+from loopscope.training.trainer import WINDOW, Trainer
 
 Tell = Callable[[str], None]
 AnyRecipe = TypeVar("AnyRecipe", BackboneRecipe, MapRecipe)
-WINDOWS = {"cuda": (100, 4), "cpu": (10, 4)}  # (updates of a window, windows); the first is not timed
+WINDOWS = 4  # of a timed run; the first is not timed
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One recipe, timed.  Times are milliseconds per member and update; `work` counts full rows (see `costs.py`)."""
+    """One recipe, timed.  Times are milliseconds per member and update; `tflops` counts full rows (see `costs.py`)."""
 
     case: str
     members: int
@@ -129,8 +129,8 @@ def _backbones(recipe: BackboneRecipe, seeds: int, device: torch.device) -> Obje
 
 def _short(recipe: AnyRecipe, device: torch.device) -> AnyRecipe:
     """The recipe cut to a few windows, the last of one update, which ends with a check and is not timed."""
-    window, windows = WINDOWS[device.type]
-    return replace(recipe, stages=(replace(recipe.stages[0], updates=window * windows + 1, check_every=0),))
+    updates = WINDOW[device.type] * WINDOWS + 1
+    return replace(recipe, stages=(replace(recipe.stages[0], updates=updates, check_every=0),))
 
 
 def _timed(
@@ -141,9 +141,8 @@ def _timed(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     marks: list[float] = []
-    window, windows = WINDOWS[device.type]
-    Trainer(objective, "last").run(lambda *_: marks.append(time.perf_counter()), window)
-    timed = window * (windows - 1)
+    Trainer(objective, "last").run(lambda *_: marks.append(time.perf_counter()))
+    timed = WINDOW[device.type] * (WINDOWS - 1)
     return _timing(case, recipe, len(objective.stack), eager, (marks[-2] - marks[0]) / timed, timed, peak, device)
 
 

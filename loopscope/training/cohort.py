@@ -41,6 +41,11 @@ def stacked(models: Sequence[LoopedTransformer], device: torch.device, small: bo
     return Stack([model.state_dict() for model in models], device, lambda name: fast and name.startswith(in_loop), lane)
 
 
+def frozen(model: LoopedTransformer, device: torch.device) -> dict[str, Tensor]:
+    """The weights of one model as a cohort of one that is not trained."""
+    return {name: weight.detach().to(device)[None] for name, weight in model.state_dict().items()}
+
+
 class Cohort:
     """The looped transformers whose stacked weights are given, ready for one forward pass.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import load_backbone, name_of
+from loopscope.artefacts import BACKBONE, MAP, RESULT, WEIGHTS, load_backbone, name_of
 from loopscope.errors import InputError, LoopscopeError
 from loopscope.files import make_folder, reporting
 from loopscope.maps import map_files
@@ -144,15 +144,15 @@ def train(recipe: BackboneRecipe, seeds: Sequence[int], store: Store, settings: 
         return BACKBONES[recipe.data.task](recipe, models, numbers, settings.device)
 
     def write(draft: Draft, weights: dict[str, Tensor]) -> None:
-        draft.tensors("weights.safetensors", {name: w.to(torch.bfloat16) for name, w in weights.items()})
+        draft.tensors(WEIGHTS, {name: w.to(torch.bfloat16) for name, w in weights.items()})
 
     def member(seed: int) -> _Member:
         config = {"recipe": recipe.to_dict(), "seed": seed}
         return _Member(f"{recipe.name}-{seed}", seed, seed, f"{recipe.stream}/{seed}", config)
 
-    identity = {"kind": "backbone", "recipe": recipe.to_dict(), "device": settings.device.type}
-    cohort = _cohort(store, "backbone", identity, [member(seed) for seed in seeds], {}, member)
-    job = _Job("backbone", recipe.name, recipe, identity, {}, cohort, objective, write)
+    identity = {"kind": BACKBONE, "recipe": recipe.to_dict(), "device": settings.device.type}
+    cohort = _cohort(store, BACKBONE, identity, [member(seed) for seed in seeds], {}, member)
+    job = _Job(BACKBONE, recipe.name, recipe, identity, {}, cohort, objective, write)
     return _run(job, [member(seed) for seed in seeds], store, settings)
 
 
@@ -187,11 +187,11 @@ def fit(
 
     wanted = [member((recipe.name, number)) for recipe in recipes for number in fits]
     targets = [recipe.to_dict() for recipe in recipes]
-    identity = {"kind": "map", "recipes": targets, "backbone": backbone.key, "device": settings.device.type}
-    inputs = {"backbone": backbone.key}
-    cohort = _cohort(store, "map", identity, wanted, inputs, lambda ident: member((ident[0], ident[1])))
+    identity = {"kind": MAP, "recipes": targets, "backbone": backbone.key, "device": settings.device.type}
+    inputs = {BACKBONE: backbone.key}
+    cohort = _cohort(store, MAP, identity, wanted, inputs, lambda ident: member((ident[0], ident[1])))
     name = f"{'+'.join(by_name)}@{name_of(backbone)}"
-    return _run(_Job("map", name, first, identity, inputs, cohort, objective, write), wanted, store, settings)
+    return _run(_Job(MAP, name, first, identity, inputs, cohort, objective, write), wanted, store, settings)
 
 
 def check_fit(recipes: Sequence[MapRecipe], backbone: Artefact) -> LoopedTransformer:
@@ -231,9 +231,9 @@ def _cohort(
     A job is gone on with as it was begun, since its bits depend on who is trained side by side.
     """
     missing = [each for each in wanted if store.find(kind, each.config, inputs) is None]
-    idents = [json.loads(json.dumps(each.ident)) for each in missing]
+    idents = [_stored(each.ident) for each in missing]
     for begun in jobs(store):
-        if {key: value for key, value in begun.items() if key != "members"} != json.loads(json.dumps(identity)):
+        if {key: value for key, value in begun.items() if key != "members"} != _stored(identity):
             continue
         members = [member(ident) for ident in begun["members"]]
         if all(store.find(kind, each.config, inputs) for each in members):  # killed before it could tidy up
@@ -243,9 +243,14 @@ def _cohort(
     return missing
 
 
+def _stored(value: Any) -> Any:
+    """A value as it comes back from a manifest: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
 def _run(job: _Job, wanted: Sequence[_Member], store: Store, settings: Settings) -> list[Finished]:
     if job.members:
-        identity = json.loads(json.dumps({**job.identity, "members": [member.ident for member in job.members]}))
+        identity = _stored({**job.identity, "members": [member.ident for member in job.members]})
         with alone(store, identity):
             # Looked up again: another process may have finished the job while this one waited for its turn to look.
             if any(store.find(job.kind, member.config, job.inputs) is None for member in job.members):
@@ -276,7 +281,7 @@ def _train_members(job: _Job, checkpoints: Checkpoints, settings: Settings) -> N
         history = [{k: v for k, v in row.items() if k != "member"} for row in trainer.history if row["member"] == index]
         with store.write(job.kind, member.config, job.inputs, device=settings.device) as draft:
             job.write(draft, weights)
-            draft.json("result.json", {
+            draft.json(RESULT, {
                 "selected": vars(kept), "digests": digests, "history": history, "seconds": trainer.seconds,
                 "side_by_side": len(job.members),
             })  # fmt: skip
@@ -340,7 +345,7 @@ class _Reporter:
 def _finished(member: _Member, store: Store, job: _Job) -> Finished:
     artefact = store.find(job.kind, member.config, job.inputs)
     assert artefact is not None
-    result = artefact.json("result.json")
+    result = artefact.json(RESULT)
     selected = result["selected"]
     return Finished(
         member.name, member.seed, artefact.key, selected["update"], tuple(selected["score"]), result["digests"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loopscope.model import LoopedTransformer
 from loopscope.tasks import parity
-from loopscope.training.cohort import Cohort, Precision, State, stacked
+from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
 from loopscope.training.objective import Maps, Step, each_loss
 from loopscope.training.recipes import BackboneRecipe, MapRecipe, ParityData, ParityFit
 from loopscope.training.streams import BitStream
@@ -26,10 +26,11 @@ def _answer_loss(logits: Float[Tensor, "S n classes"], batch: parity.Batch) -> F
     return (each_loss(logits, batch.targets.flatten(1)) * asked).sum(1) / asked.sum(1)
 
 
-def _exact(logits: Float[Tensor, "S n classes"], batch: parity.Batch) -> Float[Tensor, "S B"]:
-    """Whether every token that is asked for is right."""
+def _scores(logits: Float[Tensor, "S n classes"], batch: parity.Batch) -> list[tuple[float, ...]]:
+    """(share of strings with every token right that is asked for, minus the loss) of each member."""
     right = logits.argmax(-1).view(batch.tokens.shape) == batch.targets
-    return (right | ~batch.answer).all(-1).float()
+    exact = (right | ~batch.answer).all(-1).double().mean(1)
+    return list(zip(exact.tolist(), (-_answer_loss(logits, batch)).tolist(), strict=True))
 
 
 class ParityBackbones:
@@ -111,8 +112,7 @@ class ParityBackbones:
         for _ in range(self.data.longest):
             state = cohort.call(state, self.data.longest + 2)
         logits = cohort.read(state.x)
-        exact, loss = _exact(logits, self.checked).double().mean(1), _answer_loss(logits, self.checked)
-        return list(zip(exact.tolist(), (-loss).tolist(), strict=True))
+        return _scores(logits, self.checked)
 
 
 class ParityFits:
@@ -124,8 +124,8 @@ class ParityFits:
         assert isinstance(recipe.data, ParityFit)
         self.recipe, self.data, self.stages = recipe, recipe.data, recipe.stages
         self.precision: Precision = recipe.precision
-        frozen = {name: w.detach().to(device)[None] for name, w in backbone.state_dict().items()}
-        self.fast, self.exact = (Cohort(backbone.config, frozen, p) for p in (self.precision, "fp32"))
+        weights = frozen(backbone, device)
+        self.fast, self.exact = (Cohort(backbone.config, weights, p) for p in (self.precision, "fp32"))
         fits = [fit for _, fit in members]
         self.maps = Maps(recipe, backbone.config.width, fits, device)
         self.stack = self.maps.stack
@@ -153,8 +153,7 @@ class ParityFits:
     def scores(self, stage: int) -> list[tuple[float, ...]]:
         """(exact match, minus the loss) at the greatest length, in fp32."""
         logits = self._steered(self.exact, self.checked)
-        exact, loss = _exact(logits, self.checked).double().mean(1), _answer_loss(logits, self.checked)
-        return list(zip(exact.tolist(), (-loss).tolist(), strict=True))
+        return _scores(logits, self.checked)
 
     def _steered(self, cohort: Cohort, batch: parity.Batch) -> Float[Tensor, "S n classes"]:
         """Logits of every token after F (J F)^(n-1)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopscope.model import LoopedTransformer
 from loopscope.tasks import relations
-from loopscope.training.cohort import Cohort, Precision, State, stacked
+from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
 from loopscope.training.objective import Maps, Step, mean_loss, share
 from loopscope.training.recipes import BackboneRecipe, MapRecipe, RelationData, RelationFit
 from loopscope.training.streams import QueryStream, below, bits, stream_key
@@ -77,8 +77,8 @@ class RelationFits:
         assert len(members) == 1  # lengths are drawn for each fit, and stages end by its score
         self.recipe, self.data, self.stages = recipe, recipe.data, recipe.stages
         self.precision: Precision = recipe.precision
-        frozen = {name: w.detach().to(device)[None] for name, w in backbone.state_dict().items()}
-        self.fast, self.exact = (Cohort(backbone.config, frozen, p) for p in (self.precision, "fp32"))
+        weights = frozen(backbone, device)
+        self.fast, self.exact = (Cohort(backbone.config, weights, p) for p in (self.precision, "fp32"))
         self.fit = members[0][1]
         self.maps = Maps(recipe, backbone.config.width, [self.fit], device)
         self.stack = self.maps.stack

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.tasks import graph_walk, relations
+from loopscope.tasks.labels import is_listed
 
 GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -216,5 +217,5 @@ class QueryStream:
         queries = torch.cat([start, followed], dim=-1)
         if held_out is not None:
             codes = relations.codes_of(queries[..., 0], queries[..., 1:])
-            queries = _first_kept(queries, relations.is_held_out(codes, held_out), self.batch)
+            queries = _first_kept(queries, is_listed(codes, held_out), self.batch)
         return relations.Queries(queries[..., 0], queries[..., 1:])

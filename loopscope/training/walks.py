@@ -11,7 +11,7 @@ from torch import Tensor
 from loopscope.model import LoopedTransformer
 from loopscope.tasks.graph_walk import GraphWalk, all_starts, walk
 from loopscope.tasks.populations import held_out, population
-from loopscope.training.cohort import Cohort, Precision, State, stacked
+from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
 from loopscope.training.objective import Maps, Step, each_loss, mean_loss, share
 from loopscope.training.recipes import BackboneRecipe, GraphData, MapRecipe, WalkFit
 from loopscope.training.streams import GraphStream, below, bits, stream_key
@@ -79,11 +79,11 @@ class WalkFits:
         self.precision: Precision = recipe.precision
         self.config = backbone.config
         self.task = GraphWalk(self.config.classes)
-        self.frozen = {name: w.detach().to(device)[None] for name, w in backbone.state_dict().items()}
-        self.fast = Cohort(self.config, self.frozen, self.precision)
-        self.exact = Cohort(self.config, self.frozen, "fp32")
+        weights = frozen(backbone, device)
+        self.fast = Cohort(self.config, weights, self.precision)
+        self.exact = Cohort(self.config, weights, "fp32")
         # fp16 has the mantissa of TF32 and half the traffic; what it lacks in range only gradients would miss.
-        self.ahead = Cohort(self.config, self.frozen, "fp16")
+        self.ahead = Cohort(self.config, weights, "fp16")
         self.prefix = self.config.loops if self.data.prefix is None else self.data.prefix
         self.maps = Maps(recipe, self.config.width, [fit for _, fit in members], device)
         self.stack = self.maps.stack
