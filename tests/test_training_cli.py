@@ -17,7 +17,8 @@ from loopscope.store import Artefact, Store
 from loopscope.training import jobs, recipes
 from loopscope.zoo import VARIABLE
 from tests.test_cli import loopscope
-from tests.test_training import breaking, digest_of, toy_map, toy_relation_map, toy_relations, toy_walk
+from tests.test_jobs import breaking, digest_of
+from tests.toys import toy_map, toy_relation_map, toy_relations, toy_walk
 
 Run = Callable[..., tuple[int, str, str]]
 
