@@ -293,7 +293,7 @@ def test_add_of_some_rows_and_some_columns(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("low", DTYPES)
 @pytest.mark.parametrize("used", [(0, 1, 2), (0,), (1,), (2,), (0, 1), (1, 2)])
 def test_last_rows(used: tuple[int, ...], low: torch.dtype) -> None:
-    check("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32, dtype=low), 5], used)
+    check("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32, dtype=low), slice(4, None, 5)], used)
 
 
 def test_last_rows_adds_to_the_gradient_it_is_given() -> None:
@@ -302,7 +302,7 @@ def test_last_rows_adds_to_the_gradient_it_is_given() -> None:
     given = [numbers(2, 3, 8), numbers(2, 3, 8), numbers(2, 15, 8)]
     want = given[2].clone()
     want[:, 4::5] += given[1]
-    _, got = torch.autograd.grad(kernels.last_rows(x, n, 5), [x, n], given)
+    _, got = torch.autograd.grad(kernels.last_rows(x, n, slice(4, None, 5)), [x, n], given)
     assert got.data_ptr() == given[2].data_ptr()
     assert torch.equal(got, want)
 
@@ -523,7 +523,7 @@ def answers(
 ) -> tuple[Tensor, Tensor]:
     """The stream and attention's output at the last row alone, as the last layer of the last call has them."""
     width = n.shape[-1]
-    x, last, everywhere = module.last_rows(x, n, tokens)
+    x, last, everywhere = module.last_rows(x, n, slice(tokens - 1, None, tokens))
     q = module.add(module.linear(last, W.rows(slice(width))), None, bias and bias.rows(slice(width)))
     kv = module.linear(everywhere, W.rows(slice(width, None)))
     return x, module.answer_attention(q, module.add(kv, None, bias and bias.rows(slice(width, None))), tokens, heads)
@@ -566,7 +566,7 @@ def test_the_same_bits_every_time(operation: str) -> None:
         "embed": ("embed", [numbers(2, 7, 32), torch.randint(0, 7, (2, 96), device=DEVICE)], [0]),
         "linear": ("linear", [numbers(2, 130, 32, dtype=FP16), weight(2, 24, 32)], [0]),
         "add": ("add", [numbers(2, 130, 32), numbers(2, 130, 32, dtype=FP16), weight(2, 32)], [0]),
-        "last_rows": ("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32), 5], [0, 1, 2]),
+        "last_rows": ("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32), slice(4, 10, 5)], [0, 1, 2]),
         "hand_in": (handed_in, [numbers(2, 15, 32), numbers(2, 20, 32), torch.eye(2, 3, device=DEVICE) > 0, 5], [0, 1]),
         "add_norm": ("add_norm", norm_arguments(32, 20, FP32, True, BF16), [0, 1]),
         "gelu": ("gelu", [numbers(2, 40, 64), weight(2, 64), "tanh"], [0]),
