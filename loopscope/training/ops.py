@@ -137,7 +137,7 @@ def attention(
     """
     qkv = add(qkv, None, bias)
     seeds, rows, wide = qkv.shape
-    parts = qkv.view(-1, tokens, 3, heads, wide // (3 * heads)).permute(2, 0, 3, 1, 4)
+    parts = qkv.reshape(-1, tokens, 3, heads, wide // (3 * heads)).permute(2, 0, 3, 1, 4)
     z = nnf.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
     return z.transpose(1, 2).reshape(seeds, rows, wide // 3)
 

@@ -91,7 +91,8 @@ def _shared_backward(
 @triton.jit
 def _sum_parts(
     PART, VARIANT, OUT, programs, batch, own, others, M, offset,
-    WIDE: tl.constexpr, OUT_WIDE: tl.constexpr, GROUPS: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+    WIDE: tl.constexpr, OUT_WIDE: tl.constexpr, GROUPS: tl.constexpr, COLS: tl.constexpr, STEPS: tl.constexpr,
+    R: tl.constexpr,
 ):  # fmt: skip
     """The parts of three shared rows, all of one level: rows 0-2, or 3-5 of each f(0), or 6-8 of each variant."""
     level, seed = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -99,8 +100,8 @@ def _sum_parts(
     col, group = tl.program_id(0) * COLS + tl.arange(0, COLS), tl.arange(0, GROUPS)
     size = tl.where(level == 0, variants, tl.where(level == 1, others, 1))  # of variants that have such rows in common
     total = tl.zeros((GROUPS, COLS), tl.float32)
-    for start in range(0, programs, STEP):
-        number = start + tl.arange(0, STEP)
+    for step in range(STEPS):
+        number = step * R + tl.arange(0, R)
         live = (number < programs)[:, None] & (col < 3 * WIDE)[None, :]
         at = ((seed * (batch + variants) + number) * _BEGUN + 3 * level)[:, None] * WIDE + col[None, :]
         part = tl.load(PART + at, mask=live, other=0.0)
@@ -116,10 +117,10 @@ def _sum_parts(
 def _summed(part, begun, out, programs, offset):
     """Sums of the parts [S, B + V, 9, 2 D] of so many programs, to the shared rows of `out` from column `offset` on."""
     seeds, wide = len(part), part.shape[-1]
-    groups, cols = max(16, triton.next_power_of_2(begun.variants)), 64
+    groups, cols, at_once = max(16, triton.next_power_of_2(begun.variants)), 64, 64
     _sum_parts[(triton.cdiv(3 * wide, cols), 3, seeds)](
         part, begun.variant, out, programs, begun.batch, begun.own, begun.nodes - 1, begun.rows, offset,
-        wide, out.shape[-1], groups, cols, 32, num_warps=4,
+        wide, out.shape[-1], groups, cols, triton.cdiv(programs, at_once), at_once, num_warps=8,
     )  # fmt: skip
 
 
