@@ -99,9 +99,8 @@ class SharedBeginnings:
         others, all_variants = nodes - 1, torch.arange(nodes * (nodes - 1), device=graphs.device)
         first, second = graphs[..., 0], graphs[..., 1]
         variant = first * others + second - (second > first).long()
-        self.begun = Beginnings(
-            torch.cat([variant, all_variants.expand(seeds, -1)], 1), batch, task.length, nodes
-        )  # fmt: skip
+        numbers = torch.cat([variant, all_variants.expand(seeds, -1)], 1)
+        self.begun = Beginnings(numbers, batch, task.length, nodes)
         first, place = all_variants // others, all_variants % others
         arrows = torch.stack([first, place + (place >= first).long()], 1)
         rest = arrows.new_zeros(len(arrows), nodes - 2)  # of no account: these arrows come after the beginning
@@ -124,9 +123,7 @@ class SharedBeginnings:
         later = None if positions is None else positions[:, BEGUN:]
         own = Runs(self.begun.own).embed(ops, table, later, tokens[..., BEGUN:])
         begun = Runs(BEGUN).embed(ops, table, positions, self.beginnings)
-        return self.begun.pack(
-            *(part.unflatten(1, (-1, size)) for part, size in ((own, self.begun.own), (begun, BEGUN)))
-        )
+        return self.begun.pack(own.unflatten(1, (-1, self.begun.own)), begun.unflatten(1, (-1, BEGUN)))
 
     def at(self, row: int) -> slice:
         """As `Layout` says, for rows that are the examples' own."""
