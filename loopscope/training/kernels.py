@@ -20,6 +20,8 @@ import triton.language as tl
 from loopscope.training.attention import answer_attention as answer_attention
 from loopscope.training.attention import attention as attention
 from loopscope.training.collect import collect, collect_product
+from loopscope.training.shared import shared_answer_attention as shared_answer_attention
+from loopscope.training.shared import shared_attention as shared_attention
 
 
 class _Embed(torch.autograd.Function):
@@ -92,21 +94,21 @@ def add(x, y, bias):
 
 class _LastRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, n, tokens):
-        ctx.tokens, ctx.shape = tokens, x.shape
-        return *(part[:, tokens - 1 :: tokens].contiguous() for part in (x, n)), n.view_as(n)
+    def forward(ctx, x, n, last):
+        ctx.last, ctx.shape = last, x.shape
+        return *(part[:, last].contiguous() for part in (x, n)), n.view_as(n)
 
     @staticmethod
     def backward(ctx, dx, dn, dn_all):
         whole = dx.new_zeros(ctx.shape)
-        whole[:, ctx.tokens - 1 :: ctx.tokens] = dx
-        dn_all[:, ctx.tokens - 1 :: ctx.tokens] += dn  # fresh from the product that used all rows; no one else has it
+        whole[:, ctx.last] = dx
+        dn_all[:, ctx.last] += dn  # fresh from the product that used all rows; no one else has it
         return whole, dn_all, None
 
 
-def last_rows(x, n, tokens):
-    """(x at the last of every `tokens` rows, n there, n everywhere); the third is for one product alone."""
-    return _LastRows.apply(x, n, tokens)
+def last_rows(x, n, last):
+    """(x at the examples' last rows, n there, n everywhere); the third is for one product alone."""
+    return _LastRows.apply(x, n, last)
 
 
 @triton.jit
