@@ -31,7 +31,7 @@ from loopscope.model import (  # noqa: E402
     parity_config,
     relations_config,
 )
-from loopscope.training import collect, kernels, ops  # noqa: E402
+from loopscope.training import collect, kernels, norms, ops  # noqa: E402
 from loopscope.training.cohort import Cohort, State  # noqa: E402
 from loopscope.training.ops import Weight  # noqa: E402
 from loopscope.training.parity import ParityBackbones  # noqa: E402
@@ -355,6 +355,18 @@ def test_add_norm(y: bool, bias: bool, low: torch.dtype, used: tuple[int, ...]) 
     check("add_norm", norm_arguments(32, 10, low if y else None, bias, low), used)
 
 
+@pytest.mark.parametrize("used", [(0, 1), (1,)])
+@pytest.mark.parametrize(("y", "bias", "low"), [(True, True, FP32), (True, True, FP16), (False, False, BF16)])
+def test_two_norms_as_one(y: bool, bias: bool, low: torch.dtype, used: tuple[int, ...]) -> None:
+    """The norm that ends a call and the one that begins the next."""
+
+    def both(module: ModuleType, x: Tensor, y: Tensor, bias: Weight, gain: Weight, shift: Weight, *rest: Any) -> Any:
+        low, *close = rest
+        return module.add_norm(x, y, bias, gain, shift, low, tuple(close))
+
+    check(both, [*norm_arguments(32, 10, low if y else None, bias, low), weight(2, 32), weight(2, 32)], used)
+
+
 @pytest.mark.parametrize("low", DTYPES)
 @pytest.mark.parametrize(("width", "rows"), [(64, 20), (256, 3)] + [(256, 35 * 512)] * GPU)
 def test_add_norm_in_several_blocks(width: int, rows: int, low: torch.dtype) -> None:
@@ -438,7 +450,8 @@ def test_gelu_refuses_other_forms() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_programs_that_go_through_several_blocks(steps: int, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do at full size; the last of them has blocks that do not exist."""
-    monkeypatch.setattr(kernels, "_steps", lambda *_: steps)
+    for module in (kernels, norms):
+        monkeypatch.setattr(module, "steps_of", lambda *_: steps)
     check("add_norm", norm_arguments(32, 8 * 5 + 3, FP16, True, FP16), (0, 1), (2, 3, 4) if frozen else ())
     check("gelu", [numbers(2, 16 * 5 + 3, 64), weight(2, 64), "none"], frozen=(1,) if frozen else ())
 
@@ -446,7 +459,7 @@ def test_programs_that_go_through_several_blocks(steps: int, frozen: bool, monke
 @pytest.mark.parametrize("rows", [1, 8 * 1024, 8 * 4096, 8 * 4097, 10**6])
 @pytest.mark.parametrize("seeds", [1, 3, 16])
 def test_a_program_takes_more_blocks_only_where_there_are_enough(rows: int, seeds: int) -> None:
-    steps = kernels._steps(rows, seeds, 8)
+    steps = norms.steps_of(rows, seeds, 8)
     blocks = rows * seeds / 8
     assert steps in (1, 2, 4, 8)
     assert steps == 1 or blocks / steps >= 1024
