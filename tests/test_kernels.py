@@ -31,7 +31,7 @@ from loopscope.model import (  # noqa: E402
     parity_config,
     relations_config,
 )
-from loopscope.training import collect, kernels, norms, ops  # noqa: E402
+from loopscope.training import collect, kernels, norms, ops, streams  # noqa: E402
 from loopscope.training.cohort import Cohort, State  # noqa: E402
 from loopscope.training.ops import Weight  # noqa: E402
 from loopscope.training.parity import ParityBackbones  # noqa: E402
@@ -827,3 +827,12 @@ def test_adamw_reads_what_changes_on_the_device() -> None:
     ops.adamw(want[0], grad, *want[1:], rate, scale, ok, factor=None, **fixed, **SETTINGS)
     for ours, true in zip((flat, m, v), want, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-5, atol=1e-5)
+
+
+def test_mix_is_the_hash_of_the_streams() -> None:
+    """Also at the ends of int64, where products wrap around."""
+    ends = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 2**62])
+    keys = torch.cat([torch.randint(-(2**63), 2**63 - 1, (1500,)), ends])
+    x = (keys + (torch.arange(len(keys)) + 1) * streams._signed(streams.GOLDEN)).view(2, -1)
+    got = kernels.mix(x.to(DEVICE), (*streams.MIX, (streams.LAST, 1))).cpu()
+    assert torch.equal(got.flatten(), streams.bits(keys, torch.arange(len(keys))))

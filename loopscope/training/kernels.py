@@ -281,3 +281,25 @@ def adamw(flat, grad, m, v, rate, scale, ok, correction1, correction2, factor, b
         flat, grad, m, v, rate, scale, ok, correction1, correction2, factor, size, rate.expand(seeds).stride(0),
         *betas, eps, decay, block, num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit
+def _mix(
+    X, OUT, N, P0: tl.constexpr, F0: tl.constexpr, P1: tl.constexpr, F1: tl.constexpr, P2: tl.constexpr,
+    F2: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < N, other=0)
+    # A shift of int64 keeps the sign, so the bits that came in are masked out.
+    x = (x ^ ((x >> P0) & ((1 << (64 - P0)) - 1))) * F0
+    x = (x ^ ((x >> P1) & ((1 << (64 - P1)) - 1))) * F1
+    x = (x ^ ((x >> P2) & ((1 << (64 - P2)) - 1))) * F2
+    tl.store(OUT + at, x, mask=at < N)
+
+
+def mix(x, rounds):
+    """The three rounds of the hash of `streams.bits` on int64 numbers of any shape, in one pass instead of a dozen."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _mix[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), *(n for pair in rounds for n in pair), 1024, num_warps=4)
+    return out
