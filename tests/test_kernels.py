@@ -32,7 +32,7 @@ from loopscope.model import (  # noqa: E402
     relations_config,
 )
 from loopscope.tasks.graph_walk import GraphWalk  # noqa: E402
-from loopscope.training import collect, kernels, ops  # noqa: E402
+from loopscope.training import collect, kernels, norms, ops, streams  # noqa: E402
 from loopscope.training.cohort import Cohort, State  # noqa: E402
 from loopscope.training.layout import Layout, SharedBeginnings  # noqa: E402
 from loopscope.training.ops import Weight  # noqa: E402
@@ -357,6 +357,18 @@ def test_add_norm(y: bool, bias: bool, low: torch.dtype, used: tuple[int, ...]) 
     check("add_norm", norm_arguments(32, 10, low if y else None, bias, low), used)
 
 
+@pytest.mark.parametrize("used", [(0, 1), (1,)])
+@pytest.mark.parametrize(("y", "bias", "low"), [(True, True, FP32), (True, True, FP16), (False, False, BF16)])
+def test_two_norms_as_one(y: bool, bias: bool, low: torch.dtype, used: tuple[int, ...]) -> None:
+    """The norm that ends a call and the one that begins the next."""
+
+    def both(module: ModuleType, x: Tensor, y: Tensor, bias: Weight, gain: Weight, shift: Weight, *rest: Any) -> Any:
+        low, *close = rest
+        return module.add_norm(x, y, bias, gain, shift, low, tuple(close))
+
+    check(both, [*norm_arguments(32, 10, low if y else None, bias, low), weight(2, 32), weight(2, 32)], used)
+
+
 @pytest.mark.parametrize("low", DTYPES)
 @pytest.mark.parametrize(("width", "rows"), [(64, 20), (256, 3)] + [(256, 35 * 512)] * GPU)
 def test_add_norm_in_several_blocks(width: int, rows: int, low: torch.dtype) -> None:
@@ -440,7 +452,8 @@ def test_gelu_refuses_other_forms() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_programs_that_go_through_several_blocks(steps: int, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do at full size; the last of them has blocks that do not exist."""
-    monkeypatch.setattr(kernels, "_steps", lambda *_: steps)
+    for module in (kernels, norms):
+        monkeypatch.setattr(module, "steps_of", lambda *_: steps)
     check("add_norm", norm_arguments(32, 8 * 5 + 3, FP16, True, FP16), (0, 1), (2, 3, 4) if frozen else ())
     check("gelu", [numbers(2, 16 * 5 + 3, 64), weight(2, 64), "none"], frozen=(1,) if frozen else ())
 
@@ -448,7 +461,7 @@ def test_programs_that_go_through_several_blocks(steps: int, frozen: bool, monke
 @pytest.mark.parametrize("rows", [1, 8 * 1024, 8 * 4096, 8 * 4097, 10**6])
 @pytest.mark.parametrize("seeds", [1, 3, 16])
 def test_a_program_takes_more_blocks_only_where_there_are_enough(rows: int, seeds: int) -> None:
-    steps = kernels._steps(rows, seeds, 8)
+    steps = norms.steps_of(rows, seeds, 8)
     blocks = rows * seeds / 8
     assert steps in (1, 2, 4, 8)
     assert steps == 1 or blocks / steps >= 1024
@@ -899,3 +912,12 @@ def test_adamw_reads_what_changes_on_the_device() -> None:
     ops.adamw(want[0], grad, *want[1:], rate, scale, ok, factor=None, **fixed, **SETTINGS)
     for ours, true in zip((flat, m, v), want, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-5, atol=1e-5)
+
+
+def test_mix_is_the_hash_of_the_streams() -> None:
+    """Also at the ends of int64, where products wrap around."""
+    ends = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 2**62])
+    keys = torch.cat([torch.randint(-(2**63), 2**63 - 1, (1500,)), ends])
+    x = (keys + (torch.arange(len(keys)) + 1) * streams._signed(streams.GOLDEN)).view(2, -1)
+    got = kernels.mix(x.to(DEVICE), (*streams.MIX, (streams.LAST, 1))).cpu()
+    assert torch.equal(got.flatten(), streams.bits(keys, torch.arange(len(keys))))

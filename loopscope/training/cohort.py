@@ -24,11 +24,15 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "
 
 
 class State(NamedTuple):
-    """The state h = x + y + bias of every row, [S, M, d], as a layout arranges them; y and bias may be missing."""
+    """The state h = x + y + bias of every row, [S, M, d], as a layout arranges them; y and bias may be missing.
+
+    `opened`: its norm as the next call will begin with, if that is known already.
+    """
 
     x: Float[Tensor, "S M d"]
     y: Tensor | None = None
     bias: plain.Weight | None = None
+    opened: Tensor | None = None
 
 
 def stacked(models: Sequence[LoopedTransformer], device: torch.device, small: bool = False) -> Stack:
@@ -82,22 +86,28 @@ class Cohort:
         positions = w["positions"].value if self.config.positions else None
         return State((layout or layout_of(tokens.shape[-1])).embed(self.ops, table, positions, tokens))
 
-    def call(self, state: State, layout: Layout | int, last_row: bool = False) -> State:
+    def call(self, state: State, layout: Layout | int, last_row: bool = False, again: bool = False) -> State:
         """One call of F.
 
         `last_row`: compute the last token's row alone, which is all that is left when this is the last call and only
-        the answer is read; the state then has one row an example.
+        the answer is read; the state then has one row an example.  `again`: another call follows at once, so that the
+        norm that ends this one and the norm that begins that one can be done together.
         """
         for layer in range(self.config.layers):
             state = self._layer(layer, state, layout_of(layout), last_row and layer == self.config.layers - 1)
         if self.config.norm_in_loop:
-            _, h = self.ops.add_norm(*state, self.weights["norm.weight"], self.weights["norm.bias"], torch.float32)
+            close = self.weights["norm.weight"], self.weights["norm.bias"]
+            if again:
+                first = self.weights["layers.0.norm1.weight"], self.weights["layers.0.norm1.bias"]
+                h, opened = self.ops.add_norm(*state[:3], *first, self.low, close)
+                return State(h, opened=opened)
+            _, h = self.ops.add_norm(*state[:3], *close, torch.float32)
             state = State(h)
         return state
 
     def settle(self, state: State) -> Float[Tensor, "S M d"]:
         """The state h itself."""
-        return self.ops.add(*state)
+        return self.ops.add(*state[:3])
 
     def read(self, h: Float[Tensor, "S R d"]) -> Float[Tensor, "S R classes"]:
         """Logits over the answer classes, row by row, in fp32."""
@@ -127,7 +137,9 @@ class Cohort:
         ops, heads, width = self.ops, self.config.heads, self.config.width
         w = {name.removeprefix(f"layers.{layer}."): weight for name, weight in self.weights.items()}
         qkv, bias = w["qkv.weight"], w.get("qkv.bias")
-        x, n = ops.add_norm(*state, w["norm1.weight"], w["norm1.bias"], self.low)
+        x, n = state.x, state.opened
+        if n is None:
+            x, n = ops.add_norm(*state[:3], w["norm1.weight"], w["norm1.bias"], self.low)
         if last_row:
             x, n, everywhere = ops.last_rows(x, n, layout.at(layout.tokens - 1))
             q, kv = ops.linear(n, qkv.rows(slice(width))), ops.linear(everywhere, qkv.rows(slice(width, None)))

@@ -112,9 +112,12 @@ def add_norm(
     gain: Weight,
     shift: Weight,
     low: torch.dtype,
+    close: tuple[Weight, Weight] | None = None,
 ) -> tuple[Float[Tensor, "S M d"], Float[Tensor, "S M d"]]:
-    """The residual stream after adding y and bias, and its LayerNorm in dtype `low`: (x + y + bias, norm of that)."""
+    """(h, its LayerNorm in dtype `low`): h = x + y + bias or, where F ends with a norm, `close` of that."""
     x = add(x, y, bias)
+    if close is not None:
+        x = norm(x, close[0].value, close[1].value)
     return x, norm(x, gain.value, shift.value).to(low)
 
 
