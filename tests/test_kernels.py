@@ -31,8 +31,10 @@ from loopscope.model import (  # noqa: E402
     parity_config,
     relations_config,
 )
-from loopscope.training import collect, kernels, ops  # noqa: E402
+from loopscope.tasks.graph_walk import GraphWalk  # noqa: E402
+from loopscope.training import collect, kernels, norms, ops, streams  # noqa: E402
 from loopscope.training.cohort import Cohort, State  # noqa: E402
+from loopscope.training.layout import Layout, SharedBeginnings  # noqa: E402
 from loopscope.training.ops import Weight  # noqa: E402
 from loopscope.training.parity import ParityBackbones  # noqa: E402
 from loopscope.training.stack import Lane, Sink, Stack  # noqa: E402
@@ -293,7 +295,7 @@ def test_add_of_some_rows_and_some_columns(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("low", DTYPES)
 @pytest.mark.parametrize("used", [(0, 1, 2), (0,), (1,), (2,), (0, 1), (1, 2)])
 def test_last_rows(used: tuple[int, ...], low: torch.dtype) -> None:
-    check("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32, dtype=low), 5], used)
+    check("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32, dtype=low), slice(4, None, 5)], used)
 
 
 def test_last_rows_adds_to_the_gradient_it_is_given() -> None:
@@ -302,7 +304,7 @@ def test_last_rows_adds_to_the_gradient_it_is_given() -> None:
     given = [numbers(2, 3, 8), numbers(2, 3, 8), numbers(2, 15, 8)]
     want = given[2].clone()
     want[:, 4::5] += given[1]
-    _, got = torch.autograd.grad(kernels.last_rows(x, n, 5), [x, n], given)
+    _, got = torch.autograd.grad(kernels.last_rows(x, n, slice(4, None, 5)), [x, n], given)
     assert got.data_ptr() == given[2].data_ptr()
     assert torch.equal(got, want)
 
@@ -353,6 +355,18 @@ def norm_arguments(width: int, rows: int, y: torch.dtype | None, bias: bool, low
 )  # fmt: skip
 def test_add_norm(y: bool, bias: bool, low: torch.dtype, used: tuple[int, ...]) -> None:
     check("add_norm", norm_arguments(32, 10, low if y else None, bias, low), used)
+
+
+@pytest.mark.parametrize("used", [(0, 1), (1,)])
+@pytest.mark.parametrize(("y", "bias", "low"), [(True, True, FP32), (True, True, FP16), (False, False, BF16)])
+def test_two_norms_as_one(y: bool, bias: bool, low: torch.dtype, used: tuple[int, ...]) -> None:
+    """The norm that ends a call and the one that begins the next."""
+
+    def both(module: ModuleType, x: Tensor, y: Tensor, bias: Weight, gain: Weight, shift: Weight, *rest: Any) -> Any:
+        low, *close = rest
+        return module.add_norm(x, y, bias, gain, shift, low, tuple(close))
+
+    check(both, [*norm_arguments(32, 10, low if y else None, bias, low), weight(2, 32), weight(2, 32)], used)
 
 
 @pytest.mark.parametrize("low", DTYPES)
@@ -438,7 +452,8 @@ def test_gelu_refuses_other_forms() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_programs_that_go_through_several_blocks(steps: int, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do at full size; the last of them has blocks that do not exist."""
-    monkeypatch.setattr(kernels, "_steps", lambda *_: steps)
+    for module in (kernels, norms):
+        monkeypatch.setattr(module, "steps_of", lambda *_: steps)
     check("add_norm", norm_arguments(32, 8 * 5 + 3, FP16, True, FP16), (0, 1), (2, 3, 4) if frozen else ())
     check("gelu", [numbers(2, 16 * 5 + 3, 64), weight(2, 64), "none"], frozen=(1,) if frozen else ())
 
@@ -446,7 +461,7 @@ def test_programs_that_go_through_several_blocks(steps: int, frozen: bool, monke
 @pytest.mark.parametrize("rows", [1, 8 * 1024, 8 * 4096, 8 * 4097, 10**6])
 @pytest.mark.parametrize("seeds", [1, 3, 16])
 def test_a_program_takes_more_blocks_only_where_there_are_enough(rows: int, seeds: int) -> None:
-    steps = kernels._steps(rows, seeds, 8)
+    steps = norms.steps_of(rows, seeds, 8)
     blocks = rows * seeds / 8
     assert steps in (1, 2, 4, 8)
     assert steps == 1 or blocks / steps >= 1024
@@ -523,7 +538,7 @@ def answers(
 ) -> tuple[Tensor, Tensor]:
     """The stream and attention's output at the last row alone, as the last layer of the last call has them."""
     width = n.shape[-1]
-    x, last, everywhere = module.last_rows(x, n, tokens)
+    x, last, everywhere = module.last_rows(x, n, slice(tokens - 1, None, tokens))
     q = module.add(module.linear(last, W.rows(slice(width))), None, bias and bias.rows(slice(width)))
     kv = module.linear(everywhere, W.rows(slice(width, None)))
     return x, module.answer_attention(q, module.add(kv, None, bias and bias.rows(slice(width, None))), tokens, heads)
@@ -543,6 +558,63 @@ def test_the_answers_row_alone(
     check(answers, [x, n, W, bias, tokens, heads], (0, 1), frozen, tolerance, tolerance)
 
 
+# ---- shared beginnings -----------------------------------------------------------------------------------------------
+
+# (nodes, batch, heads, head dimension): with variants missing, repeated, or both
+SHARED = [(3, 2, 1, 16), (4, 3, 2, 16), (3, 17, 1, 20)]
+REAL_SHARED = [(10, 32, 4, 64), (6, 64, 2, 32), (19, 5, 1, 64)]
+
+
+def some_graphs(nodes: int, batch: int) -> Tensor:
+    graphs = torch.stack([torch.randperm(nodes) for _ in range(2 * batch)]).view(2, batch, nodes)
+    graphs[0, -1] = graphs[0, 0]
+    return graphs.to(DEVICE)
+
+
+def beginnings(nodes: int, batch: int) -> ops.Beginnings:
+    return SharedBeginnings(GraphWalk(nodes), some_graphs(nodes, batch)).begun
+
+
+@pytest.mark.parametrize("dtype", ATTENTION_DTYPES)
+@pytest.mark.parametrize(("nodes", "batch", "heads", "each"), SHARED + REAL_SHARED * GPU)
+def test_shared_attention(nodes: int, batch: int, heads: int, each: int, dtype: torch.dtype) -> None:
+    begun = beginnings(nodes, batch)
+    check_attention("shared_attention", [numbers(2, begun.rows, 3 * heads * each, dtype=dtype), begun, heads])
+
+
+@pytest.mark.parametrize("dtype", ATTENTION_DTYPES)
+@pytest.mark.parametrize(("nodes", "batch", "heads", "each"), SHARED + REAL_SHARED * GPU)
+def test_shared_answer_attention(nodes: int, batch: int, heads: int, each: int, dtype: torch.dtype) -> None:
+    """Parts of the shared rows' gradients are rounded before they are summed."""
+    begun, width = beginnings(nodes, batch), heads * each
+    q, kv = numbers(2, batch, width, dtype=dtype), numbers(2, begun.rows, 2 * width, dtype=dtype)
+    check("shared_answer_attention", [q, kv, begun, heads], tolerance=ATTENTION_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,)])
+def test_shared_answer_attention_with_frozen_inputs(frozen: tuple[int, ...]) -> None:
+    begun = beginnings(3, 2)
+    arguments = [numbers(2, 2, 16), numbers(2, begun.rows, 32), begun, 1]
+    check("shared_answer_attention", arguments, frozen=frozen, tolerance=ATTENTION_TOLERANCE[FP32])
+
+
+def test_a_variant_without_examples_asks_for_nothing_in_the_answer() -> None:
+    begun = beginnings(3, 1)
+    kv = numbers(2, begun.rows, 32).requires_grad_()
+    (gradient,) = torch.autograd.grad(kernels.shared_answer_attention(numbers(2, 1, 16), kv, begun, 1).sum(), [kv])
+    used = torch.zeros(2, begun.rows, dtype=torch.bool, device=DEVICE)
+    used[:, : begun.own] = True
+    used.scatter_(1, begun.places()[:, 0], True)
+    assert torch.equal(gradient.abs().sum(-1) > 0, used)
+
+
+def test_shared_attention_refuses_what_it_cannot_hold() -> None:
+    with pytest.raises(AssertionError, match="at most 64 tokens, not 65"):
+        kernels.shared_attention(numbers(2, 5, 48), beginnings(20, 1), 1)
+    with pytest.raises(AssertionError, match="5 rows, where 2 examples with shared beginnings have 40"):
+        kernels.shared_attention(numbers(2, 5, 48), beginnings(3, 2), 1)
+
+
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
@@ -559,20 +631,25 @@ def test_the_answers_row_alone(
         "attention",
         "attention of small heads",
         "answers",
+        "shared attention",
+        "shared answers",
     ],
 )
 def test_the_same_bits_every_time(operation: str) -> None:
+    begun = beginnings(3, 4)
     cases: dict[str, tuple[Operation, list[Any], list[int]]] = {
         "embed": ("embed", [numbers(2, 7, 32), torch.randint(0, 7, (2, 96), device=DEVICE)], [0]),
         "linear": ("linear", [numbers(2, 130, 32, dtype=FP16), weight(2, 24, 32)], [0]),
         "add": ("add", [numbers(2, 130, 32), numbers(2, 130, 32, dtype=FP16), weight(2, 32)], [0]),
-        "last_rows": ("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32), 5], [0, 1, 2]),
+        "last_rows": ("last_rows", [numbers(2, 15, 32), numbers(2, 15, 32), slice(4, 10, 5)], [0, 1, 2]),
         "hand_in": (handed_in, [numbers(2, 15, 32), numbers(2, 20, 32), torch.eye(2, 3, device=DEVICE) > 0, 5], [0, 1]),
         "add_norm": ("add_norm", norm_arguments(32, 20, FP32, True, BF16), [0, 1]),
         "gelu": ("gelu", [numbers(2, 40, 64), weight(2, 64), "tanh"], [0]),
         "attention": ("attention", [numbers(2, 10, 96), weight(2, 96), 5, 2], [0]),
         "attention of small heads": ("attention", [numbers(2, 10, 96), weight(2, 96), 5, 8], [0]),
         "answers": (answers, [numbers(2, 10, 32), numbers(2, 10, 32), weight(2, 96, 32), weight(2, 96), 5, 2], [0, 1]),
+        "shared attention": ("shared_attention", [numbers(2, begun.rows, 96), begun, 2], [0]),
+        "shared answers": ("shared_answer_attention", [numbers(2, 4, 32), numbers(2, begun.rows, 64), begun, 2], [0]),
     }
     first, second = (kernel_outcome(*cases[operation]) for _ in range(2))
     torch.testing.assert_close(tuple(second), tuple(first), rtol=0, atol=0)
@@ -621,18 +698,20 @@ def some_tokens(name: str) -> Tensor:
     return torch.randint(0, CONFIGS[name].vocabulary, (MEMBERS, BATCH, LENGTHS.get(name, 5)), device=DEVICE)
 
 
-def answers_of(cohort: Cohort, tokens: Tensor) -> Tensor:
+def answers_of(cohort: Cohort, tokens: Tensor, layout: Layout | None, first: int) -> Tensor:
     """Logits after every call, each at another row, the last at the row that is computed alone."""
-    state, length, found = cohort.embed(tokens), tokens.shape[-1], []
+    state, rows, found = cohort.embed(tokens, layout), layout or tokens.shape[-1], []
     for call in range(1, CALLS + 1):
         last = call == CALLS
-        state = cohort.call(state, length, last_row=last)
-        found.append(cohort.read_row(state, 1, 0) if last else cohort.read_row(state, length, call))
+        state = cohort.call(state, rows, last_row=last)
+        found.append(cohort.read_row(state, 1, 0) if last else cohort.read_row(state, rows, first + call))
     return torch.stack(found)
 
 
-def logits_and_gradients(cohort: Cohort, stack: Stack, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    logits = answers_of(cohort, tokens)
+def logits_and_gradients(
+    cohort: Cohort, stack: Stack, tokens: Tensor, layout: Layout | None = None, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    logits = answers_of(cohort, tokens, layout, first)
     torch.manual_seed(1)
     return logits.detach(), stack.gradients((logits * numbers(*logits.shape)).sum()).clone()
 
@@ -667,6 +746,25 @@ def test_a_cohort_of_kernels(name: str, low: torch.dtype, beside: bool) -> None:
     plain, collecting = Stack(members, DEVICE), with_sinks(config, members, lane)
     want, true = logits_and_gradients(Cohort(config, plain.weights), plain, tokens)
     got, ours = logits_and_gradients(KernelCohort(config, collecting, low), collecting, tokens)
+    assert_near(got, want, COHORT_TOLERANCE[low])
+    for member in range(MEMBERS):
+        own, wanted = collecting.member(member, ours), plain.member(member, true)
+        for weight_name, gradient in wanted.items():
+            assert gradient.any(), f"{weight_name} does not count"
+            assert_near(own[weight_name], gradient, COHORT_TOLERANCE[low])
+
+
+@pytest.mark.parametrize("low", ATTENTION_DTYPES if GPU else [FP32])
+def test_a_cohort_of_kernels_with_shared_beginnings(low: torch.dtype) -> None:
+    """Against plain operations on plain runs of tokens."""
+    config, task = replace(graph_walk_config(3, 2), width=32, heads=2, mlp=32), GraphWalk(3)
+    members, graphs = states(config), some_graphs(3, 4)
+    flat = graphs.flatten(0, 1)
+    tokens = task.tokens(flat, torch.randint(0, 3, (8,), device=DEVICE), 2).unflatten(0, (2, 4))
+    plain, collecting = Stack(members, DEVICE), with_sinks(config, members, WatchedLane())
+    want, true = logits_and_gradients(Cohort(config, plain.weights), plain, tokens, first=ops.BEGUN)
+    cohort, layout = KernelCohort(config, collecting, low), SharedBeginnings(task, graphs)
+    got, ours = logits_and_gradients(cohort, collecting, tokens, layout, ops.BEGUN)
     assert_near(got, want, COHORT_TOLERANCE[low])
     for member in range(MEMBERS):
         own, wanted = collecting.member(member, ours), plain.member(member, true)
@@ -814,3 +912,12 @@ def test_adamw_reads_what_changes_on_the_device() -> None:
     ops.adamw(want[0], grad, *want[1:], rate, scale, ok, factor=None, **fixed, **SETTINGS)
     for ours, true in zip((flat, m, v), want, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-5, atol=1e-5)
+
+
+def test_mix_is_the_hash_of_the_streams() -> None:
+    """Also at the ends of int64, where products wrap around."""
+    ends = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 2**62])
+    keys = torch.cat([torch.randint(-(2**63), 2**63 - 1, (1500,)), ends])
+    x = (keys + (torch.arange(len(keys)) + 1) * streams._signed(streams.GOLDEN)).view(2, -1)
+    got = kernels.mix(x.to(DEVICE), (*streams.MIX, (streams.LAST, 1))).cpu()
+    assert torch.equal(got.flatten(), streams.bits(keys, torch.arange(len(keys))))

@@ -22,7 +22,8 @@ MOST_TOKENS = 64
 
 
 @triton.jit
-def _dot(a, b):
+def dot(a, b):
+    """A product of blocks, summed in fp32."""
     return tl.dot(a, b, input_precision="tf32")  # for fp32 factors; 16-bit factors are taken as they are
 
 
@@ -60,9 +61,10 @@ def _only(x, head, K: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _patterns(q, k, T, BLOCK: tl.constexpr, scale):
+def patterns(q, k, T, BLOCK: tl.constexpr, scale):
+    """Causal patterns of one head over T tokens."""
     row = tl.arange(0, BLOCK)
-    s = _dot(q, tl.trans(k)) * scale
+    s = dot(q, tl.trans(k)) * scale
     s = tl.where((row[None, :] <= row[:, None]) & (row[None, :] < T), s, -1e30)
     p = tl.exp(s - tl.max(s, 1)[:, None])
     return p / tl.sum(p, 1)[:, None]
@@ -76,8 +78,8 @@ def _attention_forward(
     q, k, v, _, at, live = _load(QKV, BIAS, stride, examples, T, D, WIDE, BLOCK, COLS)
     z = tl.zeros((BLOCK, COLS), tl.float32)
     for head in tl.static_range(WIDE // K):
-        p = _patterns(_only(q, head, K, COLS, WIDE), k, T, BLOCK, scale)
-        z += _dot(p.to(q.dtype), _only(v, head, K, COLS, WIDE))
+        p = patterns(_only(q, head, K, COLS, WIDE), k, T, BLOCK, scale)
+        z += dot(p.to(q.dtype), _only(v, head, K, COLS, WIDE))
     tl.store(Z + at, z.to(q.dtype), mask=live)
 
 
@@ -93,12 +95,12 @@ def _attention_backward(
     dv = tl.zeros((BLOCK, COLS), tl.float32)
     for head in tl.static_range(WIDE // K):
         own_q, own_dz = _only(q, head, K, COLS, WIDE), _only(dz, head, K, COLS, WIDE)
-        p = _patterns(own_q, k, T, BLOCK, scale)
-        dv += _dot(tl.trans(p.to(q.dtype)), own_dz)
-        dp = _dot(own_dz, tl.trans(v))
+        p = patterns(own_q, k, T, BLOCK, scale)
+        dv += dot(tl.trans(p.to(q.dtype)), own_dz)
+        dp = dot(own_dz, tl.trans(v))
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
-        dq += _dot(ds, _only(k, head, K, COLS, WIDE))
-        dk += _dot(tl.trans(ds), own_q)
+        dq += dot(ds, _only(k, head, K, COLS, WIDE))
+        dk += dot(tl.trans(ds), own_q)
     tl.store(DQKV + at, dq.to(q.dtype), mask=live)
     tl.store(DQKV + at + D, dk.to(q.dtype), mask=live)
     tl.store(DQKV + at + 2 * D, dv.to(q.dtype), mask=live)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor
@@ -22,6 +23,7 @@ from loopscope.training.cohort import products
 from loopscope.training.costs import training_flops
 from loopscope.training.jobs import BACKBONES, FITS, initial_model
 from loopscope.training.objective import Objective, new_map
+from loopscope.training.parity import ParityBackbones
 from loopscope.training.recipes import (
     BackboneRecipe,
     GraphData,
@@ -229,8 +231,28 @@ def time_eager_fit(recipe: MapRecipe, model: LoopedTransformer, device: torch.de
     return seconds
 
 
+class _Climbing(ParityBackbones):
+    """Updates at one length as they are before the full length is reached: none takes the short cut of the last."""
+
+    def shape(self, stage: int, update: int) -> tuple[int, bool]:
+        return self.data.longest, False
+
+
 def time_parity(device: torch.device, peak: float | None) -> Timing:
-    """Three parity seeds at the full length, which nine of ten updates have."""
+    """Three parity seeds at the full length, which nine of ten updates have.
+
+    The whole run is projected from this and the times at two shorter lengths, linear in between.
+    """
     recipe = backbone_recipe("parity")
-    full = _short(replace(recipe, data=ParityData(every=1)), device)
-    return _timed("parity, 3 seeds", recipe, _backbones(full, 3, device), None, peak)
+    assert isinstance(recipe.data, ParityData)
+    models, seeds = [initial_model(recipe, seed) for seed in range(3)], range(3)
+    full = _short(replace(recipe, data=replace(recipe.data, every=1)), device)
+    timing = _timed("parity, 3 seeds", recipe, ParityBackbones(full, models, seeds, device), None, peak)
+    lengths, times = [5, 10], []
+    for length in lengths:
+        short = replace(full, data=replace(recipe.data, longest=length, every=1))
+        times.append(_timed("climbing", recipe, _Climbing(short, models, seeds, device), None, peak).ours_ms)
+    total = sum(stage.updates for stage in recipe.stages)
+    taken = [recipe.data.reached(update) for update in range(1, total + 1)]
+    milliseconds = np.interp(taken, [*lengths, recipe.data.longest], [*times, timing.ours_ms]).sum() * timing.members
+    return replace(timing, projected_s=float(milliseconds) / 1e3)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from loopscope.model import LoopedTransformer, ModelConfig
 from loopscope.training import ops as plain
+from loopscope.training.layout import Layout, layout_of
 from loopscope.training.stack import Lane, Sink, Stack
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -23,11 +24,15 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "
 
 
 class State(NamedTuple):
-    """The state h = x + y + bias of every row, [S, M, d] with M = examples x tokens; y and bias may be missing."""
+    """The state h = x + y + bias of every row, [S, M, d], as a layout arranges them; y and bias may be missing.
+
+    `opened`: its norm as the next call will begin with, if that is known already.
+    """
 
     x: Float[Tensor, "S M d"]
     y: Tensor | None = None
     bias: plain.Weight | None = None
+    opened: Tensor | None = None
 
 
 def stacked(models: Sequence[LoopedTransformer], device: torch.device, small: bool = False) -> Stack:
@@ -51,7 +56,8 @@ class Cohort:
 
     `precision` is that of the products: "fp32" is plain PyTorch on any device; the others use the kernels of
     `kernels.py` on a GPU and mean plain fp32 on a CPU.  Make a new one after the weights have changed.  To train, give
-    the stack's `sinks` as well; without them the kernels take the weights as frozen.
+    the stack's `sinks` as well; without them the kernels take the weights as frozen.  How examples lie among the rows
+    of a state is said by a layout; a number stands for runs of so many tokens.
     """
 
     def __init__(
@@ -75,34 +81,38 @@ class Cohort:
     def _lowered(self, name: str, weight: Tensor) -> Tensor | None:
         return weight.detach().to(self.low) if name.startswith("layers.") and weight.dim() == 3 else None
 
-    def embed(self, tokens: Int[Tensor, "S B T"]) -> State:
-        """h_0."""
-        w, (seeds, batch, length) = self.weights, tokens.shape
+    def embed(self, tokens: Int[Tensor, "S B T"], layout: Layout | None = None) -> State:
+        """h_0, in runs of T rows unless another layout is given."""
+        w = self.weights
         if self.config.read_in == "one-hot":
             table = w["read_in.weight"].value.transpose(1, 2) + w["read_in.bias"].value[:, None]
         else:
             table = w["embedding.weight"].value
-        x = self.ops.embed(table, tokens.flatten(1))
-        if self.config.positions:
-            x = (x.view(seeds, batch, length, -1) + w["positions"].value[:, None, :length]).flatten(1, 2)
-        return State(x)
+        positions = w["positions"].value if self.config.positions else None
+        return State((layout or layout_of(tokens.shape[-1])).embed(self.ops, table, positions, tokens))
 
-    def call(self, state: State, tokens: int, last_row: bool = False) -> State:
-        """One call of F on rows of `tokens` tokens each.
+    def call(self, state: State, layout: Layout | int, last_row: bool = False, again: bool = False) -> State:
+        """One call of F.
 
         `last_row`: compute the last token's row alone, which is all that is left when this is the last call and only
-        the answer is read; the state then has one row an example.
+        the answer is read; the state then has one row an example.  `again`: another call follows at once, so that the
+        norm that ends this one and the norm that begins that one can be done together.
         """
         for layer in range(self.config.layers):
-            state = self._layer(layer, state, tokens, last_row and layer == self.config.layers - 1)
+            state = self._layer(layer, state, layout_of(layout), last_row and layer == self.config.layers - 1)
         if self.config.norm_in_loop:
-            _, h = self.ops.add_norm(*state, self.weights["norm.weight"], self.weights["norm.bias"], torch.float32)
+            close = self.weights["norm.weight"], self.weights["norm.bias"]
+            if again:
+                first = self.weights["layers.0.norm1.weight"], self.weights["layers.0.norm1.bias"]
+                h, opened = self.ops.add_norm(*state[:3], *first, self.low, close)
+                return State(h, opened=opened)
+            _, h = self.ops.add_norm(*state[:3], *close, torch.float32)
             state = State(h)
         return state
 
     def settle(self, state: State) -> Float[Tensor, "S M d"]:
         """The state h itself."""
-        return self.ops.add(*state)
+        return self.ops.add(*state[:3])
 
     def read(self, h: Float[Tensor, "S R d"]) -> Float[Tensor, "S R classes"]:
         """Logits over the answer classes, row by row, in fp32."""
@@ -113,31 +123,36 @@ class Cohort:
         table = w["embedding.weight" if config.readout == "tied" else "readout.weight"]
         return torch.bmm(plain.norm(h, w["norm.weight"], w["norm.bias"]), table[:, classes].transpose(1, 2))
 
-    def read_row(self, state: State, tokens: int, row: int) -> Float[Tensor, "S B classes"]:
-        """Logits at this row of each example; `tokens` is how many rows an example has in the state."""
-        y = None if state.y is None else state.y[:, row::tokens]
-        return self.read(self.settle(State(state.x[:, row::tokens], y, state.bias)))
+    def read_row(self, state: State, layout: Layout | int, row: int) -> Float[Tensor, "S B classes"]:
+        """Logits at this row of each example."""
+        at = layout_of(layout).at(row)
+        y = None if state.y is None else state.y[:, at]
+        return self.read(self.settle(State(state.x[:, at], y, state.bias)))
 
-    def answer_logits(self, tokens: Int[Tensor, "S B T"], loops: int) -> Float[Tensor, "S B classes"]:
-        """Logits at the last row after `loops` calls."""
-        state, length = self.embed(tokens), tokens.shape[-1]
+    def answer_logits(
+        self, tokens: Int[Tensor, "S B T"], loops: int, layout: Layout | None = None
+    ) -> Float[Tensor, "S B classes"]:
+        """Logits at the last row after `loops` calls, in runs of T rows unless another layout is given."""
+        state = self.embed(tokens, layout)
         for call in range(loops):
-            state = self.call(state, length, last_row=call == loops - 1)
+            state = self.call(state, layout or tokens.shape[-1], last_row=call == loops - 1)
         return self.read(self.settle(state))
 
-    def _layer(self, layer: int, state: State, tokens: int, last_row: bool) -> State:
+    def _layer(self, layer: int, state: State, layout: Layout, last_row: bool) -> State:
         ops, heads, width = self.ops, self.config.heads, self.config.width
         w = {name.removeprefix(f"layers.{layer}."): weight for name, weight in self.weights.items()}
         qkv, bias = w["qkv.weight"], w.get("qkv.bias")
-        x, n = ops.add_norm(*state, w["norm1.weight"], w["norm1.bias"], self.low)
+        x, n = state.x, state.opened
+        if n is None:
+            x, n = ops.add_norm(*state[:3], w["norm1.weight"], w["norm1.bias"], self.low)
         if last_row:
-            x, n, everywhere = ops.last_rows(x, n, tokens)
+            x, n, everywhere = ops.last_rows(x, n, layout.at(layout.tokens - 1))
             q, kv = ops.linear(n, qkv.rows(slice(width))), ops.linear(everywhere, qkv.rows(slice(width, None)))
             if bias is not None:
                 q, kv = ops.add(q, None, bias.rows(slice(width))), ops.add(kv, None, bias.rows(slice(width, None)))
-            z = ops.answer_attention(q, kv, tokens, heads)
+            z = layout.answer_attention(ops, q, kv, heads)
         else:
-            z = ops.attention(ops.linear(n, qkv), bias, tokens, heads)
+            z = layout.attention(ops, ops.linear(n, qkv), bias, heads)
         a = ops.linear(z, w["out.weight"])
         x, n = ops.add_norm(x, a, w.get("out.bias"), w["norm2.weight"], w["norm2.bias"], self.low)
         h = ops.gelu(ops.linear(n, w["up.weight"]), w["up.bias"], "none" if self.config.gelu == "erf" else "tanh")

@@ -31,6 +31,8 @@ def _collect(
     SINK0,
     SINK1,
     SINK2,
+    SINK3,
+    SINK4,
     stride,
     N,
     KINDS: tl.constexpr,
@@ -59,13 +61,19 @@ def _collect(
     if SINK2 is not None:  # noqa: SIM102
         if kind == 2:
             tl.store(SINK2 + own, tl.load(SINK2 + own, mask=col < D) + more, mask=col < D)
+    if SINK3 is not None:  # noqa: SIM102
+        if kind == 3:
+            tl.store(SINK3 + own, tl.load(SINK3 + own, mask=col < D) + more, mask=col < D)
+    if SINK4 is not None:  # noqa: SIM102
+        if kind == 4:
+            tl.store(SINK4 + own, tl.load(SINK4 + own, mask=col < D) + more, mask=col < D)
 
 
 def collect(part, sinks):
-    """sinks[k] += sum of part [S, N, K, D] over N, for up to three sinks of [S, D], of which some may be None."""
+    """sinks[k] += sum of part [S, N, K, D] over N, for up to five sinks of [S, D], of which some may be None."""
     seeds, rows, kinds, width = part.shape
     lane = next(sink.lane for sink in sinks if sink is not None)
-    totals = [None if sink is None else sink.total for sink in (*sinks, None, None)[:3]]
+    totals = [None if sink is None else sink.total for sink in (*sinks, *(None,) * 5)[:5]]
     strides = {total.stride(0) for total in totals if total is not None}
     assert len(strides) == 1, f"sinks must lie equally far apart, not {sorted(strides)}"
     grid = (triton.cdiv(width, 32), seeds, kinds)

@@ -20,6 +20,10 @@ import triton.language as tl
 from loopscope.training.attention import answer_attention as answer_attention
 from loopscope.training.attention import attention as attention
 from loopscope.training.collect import collect, collect_product
+from loopscope.training.norms import add_norm as add_norm
+from loopscope.training.norms import steps_of, stride_of
+from loopscope.training.shared import shared_answer_attention as shared_answer_attention
+from loopscope.training.shared import shared_attention as shared_attention
 
 
 class _Embed(torch.autograd.Function):
@@ -92,21 +96,21 @@ def add(x, y, bias):
 
 class _LastRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, n, tokens):
-        ctx.tokens, ctx.shape = tokens, x.shape
-        return *(part[:, tokens - 1 :: tokens].contiguous() for part in (x, n)), n.view_as(n)
+    def forward(ctx, x, n, last):
+        ctx.last, ctx.shape = last, x.shape
+        return *(part[:, last].contiguous() for part in (x, n)), n.view_as(n)
 
     @staticmethod
     def backward(ctx, dx, dn, dn_all):
         whole = dx.new_zeros(ctx.shape)
-        whole[:, ctx.tokens - 1 :: ctx.tokens] = dx
-        dn_all[:, ctx.tokens - 1 :: ctx.tokens] += dn  # fresh from the product that used all rows; no one else has it
+        whole[:, ctx.last] = dx
+        dn_all[:, ctx.last] += dn  # fresh from the product that used all rows; no one else has it
         return whole, dn_all, None
 
 
-def last_rows(x, n, tokens):
-    """(x at the last of every `tokens` rows, n there, n everywhere); the third is for one product alone."""
-    return _LastRows.apply(x, n, tokens)
+def last_rows(x, n, last):
+    """(x at the examples' last rows, n there, n everywhere); the third is for one product alone."""
+    return _LastRows.apply(x, n, last)
 
 
 @triton.jit
@@ -152,129 +156,6 @@ def hand_in(h, out, mine, tokens):
     Only for rows that are not read again later; h must go on to one operation alone, whose gradient is used up here.
     """
     return _HandIn.apply(h, out, mine.contiguous(), tokens)
-
-
-@triton.jit
-def _add_norm_forward(X, Y, BIAS, GAIN, SHIFT, OUT, N, STATS, stride, M, D: tl.constexpr, R: tl.constexpr):
-    seed = tl.program_id(1).to(tl.int64)
-    own = seed * stride
-    row = tl.program_id(0) * R + tl.arange(0, R)
-    col = tl.arange(0, D)
-    at = (seed * M + row)[:, None] * D + col[None, :]
-    live = (row < M)[:, None]
-    x = tl.load(X + at, mask=live, other=0.0)
-    if Y is not None:
-        x += tl.load(Y + at, mask=live, other=0.0).to(tl.float32)
-    if BIAS is not None:
-        x += tl.load(BIAS + own + col)[None, :]
-    if OUT is not None:
-        tl.store(OUT + at, x, mask=live)
-    mean = tl.sum(x, 1) / D
-    x = x - mean[:, None]
-    rstd = tl.rsqrt(tl.sum(x * x, 1) / D + 1e-5)
-    tl.store(STATS + (seed * M + row) * 2, mean, mask=row < M)
-    tl.store(STATS + (seed * M + row) * 2 + 1, rstd, mask=row < M)
-    n = x * rstd[:, None] * tl.load(GAIN + own + col)[None, :] + tl.load(SHIFT + own + col)[None, :]
-    tl.store(N + at, n.to(N.dtype.element_ty), mask=live)
-
-
-@triton.jit
-def _add_norm_backward(
-    OUT, STATS, GAIN, DOUT, DN, DX, DY, PART, stride, M, D: tl.constexpr, R: tl.constexpr, STEPS: tl.constexpr
-):
-    seed = tl.program_id(1).to(tl.int64)
-    col = tl.arange(0, D)
-    gain = tl.load(GAIN + seed * stride + col)[None, :]
-    dgain = tl.zeros((R, D), tl.float32)  # summed over rows once, at the end: a sum across warps is slow
-    dshift = tl.zeros((R, D), tl.float32)
-    dbias = tl.zeros((R, D), tl.float32)
-    for step in range(STEPS):
-        row = (tl.program_id(0) * STEPS + step) * R + tl.arange(0, R)
-        at = (seed * M + row)[:, None] * D + col[None, :]
-        live = (row < M)[:, None]
-        mean = tl.load(STATS + (seed * M + row) * 2, mask=row < M, other=0.0)[:, None]
-        rstd = tl.load(STATS + (seed * M + row) * 2 + 1, mask=row < M, other=0.0)[:, None]
-        unit = (tl.load(OUT + at, mask=live, other=0.0) - mean) * rstd
-        dn = tl.load(DN + at, mask=live, other=0.0).to(tl.float32)
-        dgain += dn * unit
-        dshift += dn
-        g = dn * gain
-        dx = rstd * (g - tl.sum(g, 1)[:, None] / D - unit * (tl.sum(g * unit, 1)[:, None] / D))
-        if DOUT is not None:
-            dx += tl.load(DOUT + at, mask=live, other=0.0)
-        dbias += tl.where(live, dx, 0.0)
-        tl.store(DX + at, dx, mask=live)
-        if DY is not None:
-            tl.store(DY + at, dx.to(DY.dtype.element_ty), mask=live)
-    if PART is not None:  # else the three sums are not used, and the compiler drops them
-        place = PART + (seed * tl.num_programs(0) + tl.program_id(0)) * 3 * D + col
-        tl.store(place, tl.sum(dgain, 0))
-        tl.store(place + D, tl.sum(dshift, 0))
-        tl.store(place + 2 * D, tl.sum(dbias, 0))
-
-
-def _stride(*weights):
-    """How far apart the seeds of these weights lie; as parts of one array they lie equally far apart."""
-    strides = {weight.stride(0) for weight in weights if weight is not None}
-    assert len(strides) == 1, f"weights of one operation must lie equally far apart, not {sorted(strides)}"
-    assert all(weight is None or weight.stride(-1) == 1 for weight in weights)
-    return strides.pop()
-
-
-def _steps(rows, seeds, per):
-    """How many blocks of rows one program goes through: enough programs first, then few partial sums."""
-    return max(1, min(8, triton.next_power_of_2(rows * seeds // (per * 1024) + 1) // 2))
-
-
-class _AddNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y, bias, gain, shift, low, sinks):
-        seeds, rows, width = x.shape
-        x, y = (None if t is None else t.contiguous() for t in (x, y))
-        out = None if y is None and bias is None else torch.empty_like(x)
-        n, stats = torch.empty_like(x, dtype=low), x.new_empty(seeds, rows, 2)
-        ctx.stride = _stride(bias, gain, shift)
-        grid = (triton.cdiv(rows, 8), seeds)
-        _add_norm_forward[grid](x, y, bias, gain, shift, out, n, stats, ctx.stride, rows, width, 8, num_warps=4)
-        out = x if out is None else out  # nothing was added: the stream goes on as it is
-        ctx.save_for_backward(out, stats, gain)
-        ctx.y_dtype, ctx.sinks = None if y is None else y.dtype, sinks
-        ctx.set_materialize_grads(False)
-        return out, n
-
-    @staticmethod
-    def backward(ctx, dout, dn):
-        needs_y, rest = ctx.needs_input_grad[1], (None,) * 5
-        if dn is None:  # the norm was not used: what is left is a plain sum
-            if dout is None:
-                return (None, None, *rest)
-            if ctx.sinks[2] is not None:
-                collect(dout.contiguous()[:, :, None], [ctx.sinks[2]])
-            return (dout, dout.to(ctx.y_dtype) if needs_y else None, *rest)
-        out, stats, gain = ctx.saved_tensors
-        seeds, rows, width = out.shape
-        per, steps = 8, _steps(rows, seeds, 8)
-        grid = (triton.cdiv(rows, per * steps), seeds)
-        dx = torch.empty_like(out)
-        lower = needs_y and ctx.y_dtype != dx.dtype  # else dx serves y as well
-        dy = torch.empty_like(out, dtype=ctx.y_dtype) if lower else None
-        sums = any(sink is not None for sink in ctx.sinks)
-        part = out.new_empty(seeds, grid[0], 3, width) if sums else None
-        dout, dn = None if dout is None else dout.contiguous(), dn.contiguous()
-        _add_norm_backward[grid](
-            out, stats, gain, dout, dn, dx, dy, part, ctx.stride, rows, width, per, steps, num_warps=2
-        )  # fmt: skip
-        if sums:
-            collect(part, ctx.sinks)
-        return (dx, dy if lower or not needs_y else dx, *rest)
-
-
-def add_norm(x, y, bias, gain, shift, low):
-    """(x + y + bias, its LayerNorm in dtype `low`): fp32 stream x, y in either dtype; y and bias may be None."""
-    width = x.shape[-1]
-    assert width & (width - 1) == 0, f"the kernel normalises widths that are a power of two, not {width}"
-    sinks = (gain.sink, shift.sink, None if bias is None else bias.sink)
-    return _AddNorm.apply(x, y, None if bias is None else bias.value, gain.value, shift.value, low, sinks)
 
 
 @triton.jit
@@ -346,7 +227,7 @@ class _Gelu(torch.autograd.Function):
         h = torch.empty_like(x)
         ctx.tanh, ctx.block, ctx.sink = tanh, math.gcd(wide, 256), sink  # columns per program: a power of two
         grid = (triton.cdiv(rows, 16), wide // ctx.block, seeds)
-        _gelu_forward[grid](x, bias, h, _stride(bias), rows, wide, tanh, ctx.block, 16, num_warps=4)
+        _gelu_forward[grid](x, bias, h, stride_of(bias), rows, wide, tanh, ctx.block, 16, num_warps=4)
         ctx.save_for_backward(x, bias)
         return h
 
@@ -355,11 +236,11 @@ class _Gelu(torch.autograd.Function):
         x, bias = ctx.saved_tensors
         seeds, rows, wide = x.shape
         dx, dh = torch.empty_like(x), dh.contiguous()
-        steps = _steps(rows, seeds * wide // ctx.block, 16)
+        steps = steps_of(rows, seeds * wide // ctx.block, 16)
         grid = (triton.cdiv(rows, 16 * steps), wide // ctx.block, seeds)
         part = None if ctx.sink is None else bias.new_empty(seeds, grid[0], 1, wide)
         _gelu_backward[grid](
-            x, bias, dh, dx, part, _stride(bias), rows, wide, ctx.tanh, ctx.block, 16, steps, num_warps=4
+            x, bias, dh, dx, part, stride_of(bias), rows, wide, ctx.tanh, ctx.block, 16, steps, num_warps=4
         )  # fmt: skip
         if part is not None:
             collect(part, [ctx.sink])
@@ -402,3 +283,25 @@ def adamw(flat, grad, m, v, rate, scale, ok, correction1, correction2, factor, b
         flat, grad, m, v, rate, scale, ok, correction1, correction2, factor, size, rate.expand(seeds).stride(0),
         *betas, eps, decay, block, num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit
+def _mix(
+    X, OUT, N, P0: tl.constexpr, F0: tl.constexpr, P1: tl.constexpr, F1: tl.constexpr, P2: tl.constexpr,
+    F2: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < N, other=0)
+    # A shift of int64 keeps the sign, so the bits that came in are masked out.
+    x = (x ^ ((x >> P0) & ((1 << (64 - P0)) - 1))) * F0
+    x = (x ^ ((x >> P1) & ((1 << (64 - P1)) - 1))) * F1
+    x = (x ^ ((x >> P2) & ((1 << (64 - P2)) - 1))) * F2
+    tl.store(OUT + at, x, mask=at < N)
+
+
+def mix(x, rounds):
+    """The three rounds of the hash of `streams.bits` on int64 numbers of any shape, in one pass instead of a dozen."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _mix[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), *(n for pair in rounds for n in pair), 1024, num_warps=4)
+    return out

@@ -96,13 +96,16 @@ class ParityBackbones:
     ) -> Float[Tensor, "S n d"]:
         """The state of every string after as many calls as it is long; strings are sorted, the longest first."""
         size, left = tokens.shape[-1], dict(segments)
-        x = cohort.embed(tokens).x
-        done = torch.zeros_like(x)
+        state = cohort.embed(tokens)
+        done = torch.zeros_like(state.x)
         for call in range(1, most + 1):
             if call in left:
-                lengths = lengths[:, : left[call]]
-                x = x[:, : left[call] * size]
-            x, done = cohort.ops.hand_in(cohort.call(State(x), size).x, done, lengths == call, size)
+                lengths, rows = lengths[:, : left[call]], left[call] * size
+                opened = None if state.opened is None else state.opened[:, :rows]
+                state = State(state.x[:, :rows], opened=opened)
+            state = cohort.call(state, size, again=call < most)
+            x, done = cohort.ops.hand_in(state.x, done, lengths == call, size)
+            state = State(x, opened=state.opened)
         return done
 
     def scores(self, stage: int) -> list[tuple[float, ...]]:

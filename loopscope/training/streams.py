@@ -22,12 +22,16 @@ from loopscope.tasks import graph_walk, relations
 from loopscope.tasks.labels import is_listed
 
 GOLDEN = 0x9E3779B97F4A7C15
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def _signed(value: int) -> int:
     """The int64 with the same bits as an unsigned 64-bit number."""
     return value - 2**64 if value >= 2**63 else value
+
+
+MIX = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)))
+"""Rounds of the hash: x ^ (x >> places), times a factor; after the last, x ^ (x >> 31)."""
+LAST = 31
 
 
 def _shifted(x: Int[Tensor, "*shape"], places: int) -> Int[Tensor, "*shape"]:
@@ -38,9 +42,13 @@ def _shifted(x: Int[Tensor, "*shape"], places: int) -> Int[Tensor, "*shape"]:
 def bits(key: Int[Tensor, "*keys"], counter: Int[Tensor, "*counters"]) -> Int[Tensor, "*both"]:
     """Number `counter` of stream `key`: 64 random bits as int64, element by element, shapes broadcast."""
     x = key + (counter + 1) * _signed(GOLDEN)
-    for places, factor in _MIX:
-        x = (x ^ _shifted(x, places)) * _signed(factor)
-    return x ^ _shifted(x, 31)
+    if x.is_cuda:
+        from loopscope.training.kernels import mix
+
+        return mix(x, (*MIX, (LAST, 1)))
+    for places, factor in MIX:
+        x = (x ^ _shifted(x, places)) * factor
+    return x ^ _shifted(x, LAST)
 
 
 def stream_key(*names: int | str) -> int:

@@ -12,7 +12,9 @@ from loopscope.model import LoopedTransformer
 from loopscope.tasks.graph_walk import GraphWalk, all_starts, walk
 from loopscope.tasks.populations import held_out, population
 from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
+from loopscope.training.layout import Layout, Runs, SharedBeginnings
 from loopscope.training.objective import Maps, Step, each_loss, mean_loss, share
+from loopscope.training.ops import BEGUN, shared_rows
 from loopscope.training.recipes import BackboneRecipe, GraphData, MapRecipe, WalkFit
 from loopscope.training.streams import GraphStream, below, bits, stream_key
 
@@ -38,6 +40,11 @@ class WalkBackbones:
     def shape(self, stage: int, update: int) -> None:
         """All updates are of one shape."""
 
+    def layout(self, graphs: Int[Tensor, "S B N"]) -> Layout:
+        """How the rows of a batch lie: beginnings are shared where that leaves fewer rows."""
+        pays = self.task.nodes > 2 and shared_rows(self.task.nodes) < BEGUN * self.recipe.batch
+        return SharedBeginnings(self.task, graphs) if pays else Runs(self.task.length)
+
     def step(self, stage: int, shape: None, update: Int[Tensor, ""]) -> Step:
         """A fresh batch for every seed; the loss is read at ANSWER after the last call, or after every call."""
         graphs, starts = self.stream.graphs(update), self.stream.starts(update)
@@ -49,15 +56,15 @@ class WalkBackbones:
         tokens = self.task.tokens(*flat, depths.flatten(), check=False).view(seeds, batch, -1)
         path = walk(*flat, self.data.depth).view(seeds, batch, -1)
         cohort = Cohort(self.recipe.model, self.stack.weights, self.precision, self.stack.sinks)
-        drawn = torch.cat([graphs.flatten(1), starts, depths], 1)
+        drawn, layout = torch.cat([graphs.flatten(1), starts, depths], 1), self.layout(graphs)
         if self.recipe.loss == "final":
-            logits = cohort.answer_logits(tokens, self.recipe.model.loops)
+            logits = cohort.answer_logits(tokens, self.recipe.model.loops, layout)
             return Step(mean_loss(logits, path.gather(2, depths[..., None])[..., 0]), drawn)
-        losses, state, length = [], cohort.embed(tokens), tokens.shape[-1]
+        losses, state = [], cohort.embed(tokens, layout)
         for call in range(1, self.recipe.model.loops + 1):
             last = call == self.recipe.model.loops
-            state = cohort.call(state, length, last_row=last)
-            logits = cohort.read_row(state, 1, 0) if last else cohort.read_row(state, length, length - 1)
+            state = cohort.call(state, layout, last_row=last)
+            logits = cohort.read_row(state, 1, 0) if last else cohort.read_row(state, layout, self.task.answer_row)
             losses.append(mean_loss(logits, path[..., call]))
         return Step(losses[-1] + torch.stack(losses[:-1]).mean(0), drawn)
 
