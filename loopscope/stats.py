@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -168,8 +169,8 @@ def cluster_bootstrap(
     leaves some row without eligible examples has no statistic and is left out; `draws` of the result counts the rest.
     """
     _check_bootstrap(a, b, level)
-    samples = _contrast(a, b, _resample(_generator(seed), draws, a.clusters))
-    return _estimate(_value(a, b), samples, level, a.clusters, unit)
+    weights = _drawn(seed, draws, a.clusters) if type(seed) is int else _resample(_generator(seed), draws, a.clusters)
+    return _estimate(_value(a, b), _contrast(a, b, weights), level, a.clusters, unit)
 
 
 def backbone_bootstrap(
@@ -294,6 +295,14 @@ def _generator(seed: Seed) -> np.random.Generator:
 def _resample(rng: np.random.Generator, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
     """How often each unit appears in each of `draws` samples with replacement."""
     return rng.multinomial(units, np.full(units, 1 / units), size=_check_draws(draws)).astype(np.float64)
+
+
+@lru_cache(maxsize=4)
+def _drawn(seed: int, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
+    """The same, kept: the many rows of a table are resampled alike, and drawing takes longer than counting."""
+    weights = _resample(_generator(seed), draws, units)
+    weights.flags.writeable = False
+    return weights
 
 
 def _estimate(value: float, samples: Float[np.ndarray, " draws"], level: float, n: int, unit: str) -> Estimate:

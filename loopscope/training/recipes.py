@@ -318,14 +318,15 @@ def two() -> MapRecipe:
     return _one_call("two", 2, "one more call walks two steps, to f^10(s)")
 
 
-def _matched(name: str, hops: int) -> MapRecipe:
+def _matched(name: str, hops: int, updates: int = 8_000) -> MapRecipe:
     data = WalkFit(
         hops, held_out="matched", selection="matched-selection", pool="matched-maps", rule="three"
     )  # fmt: skip
     return replace(
         _one_call(f"matched-{name}", hops, f"`{name}` under matched supervision: states of 2,048 graphs, kept"),
-        made_for="matched-final", data=data, stream="matched-maps", std=0.02, init=1000,
-        deviations=(OWN_STREAM, "products in TF32 on a GPU (bf16 autocast in the reference); scored in fp32"),
+        made_for="matched-final", data=data, stages=_map_stage(updates), stream="matched-maps", std=0.02, init=1000,
+        deviations=(OWN_STREAM, "products in TF32 on a GPU (bf16 autocast in the reference); scored in fp32")
+        + (() if updates == 8_000 else ("four times the updates of the protocol",)),
     )  # fmt: skip
 
 
@@ -398,6 +399,7 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
 RECIPES: Mapping[str, Recipe] = _listed(
     d8l6(), d8l8(), matched_final(), matched_stepwise(), n8_d8l8(), parity(), relations(),
     stay(), one(), two(), _matched("stay", 0), _matched("one", 1), _matched("two", 2),
+    _matched("one-long", 1, 32_000), _matched("two-long", 2, 32_000),
     continue16(), parity_staged(), relations_curriculum(),
     tiny(), _tiny_map("stay", 0), _tiny_map("one", 1),
 )  # fmt: skip
