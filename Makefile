@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup test check check-slow lint types clean
+.PHONY: help setup reproduce test check check-slow lint types clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -16,6 +16,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
 	@touch $@
+
+reproduce: setup ## run the experiments on the zoo's weights; the report is report/index.html
+	$(BIN)/loopscope reproduce
 
 test: setup      ## run the tests
 	$(BIN)/python -m pytest -q

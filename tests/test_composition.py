@@ -1,88 +1,315 @@
-"""Composition: strings and their targets, a plain loop over the tiny backbone, and numbers that need no model."""
+"""Composition: strings and their targets, a plain loop over the tiny backbone, planted walkers, numbers of the graphs.
+
+The planted walker is perfect: J_one moves it one node, J_two two, a call without a map none.  What each control scores
+then follows from the lengths of the graphs' cycles alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.experiments import composition
 from loopscope.experiments.composition import (
+    CALLS,
+    CONTROLS,
+    COPY,
+    EVERY,
+    FIRST,
+    INDEPENDENT,
+    NONE,
+    ORIGINAL,
+    READ_BEFORE,
+    SO_FAR,
     TWO_CALLS,
-    accuracies,
-    copy_u,
-    first_only,
+    WITHOUT,
+    Answers,
+    beginnings,
+    claim_decay,
+    claim_one_one,
+    claim_order,
+    curves,
     hops,
     long_strings,
-    measure,
+    measure_long,
+    measure_two,
+    name_of,
     program,
-    right,
-    so_far,
-    without_current,
+    spelled,
+    tables_long,
+    tables_two,
 )
-from loopscope.experiments.subject import Subject, Walks, load_subject, walks
-from loopscope.tasks.graph_walk import DEPTHS
+from loopscope.experiments.records import Facts, Predictions, Row, Table, pack
+from loopscope.experiments.subject import Subject, Walks, instances, load_subject, walks
 from loopscope.zoo import open_zoo
 
 CPU = torch.device("cpu")
+TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
+MAIN = Facts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 3})
+FEW = 12
 
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+    """The tiny backbone; its maps that stay serve as J_two, since it has none."""
+    tiny = load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+    return replace(tiny, maps={"one": tiny.maps["one"], "two": tiny.maps["stay"]})
 
 
-@pytest.fixture(scope="module")
-def at(subject: Subject) -> Walks:
-    return walks("tiny-test", subject, rule="all")
+def asked() -> list[str]:
+    return beginnings(string for strings in long_strings().values() for string in strings)
+
+
+Walker = Callable[[str, int, Walks], Tensor]
+
+
+def perfect(string: str, fit: int, at: Walks) -> Tensor:
+    return at.ahead(hops(string))
+
+
+def planted(where: str, facts: Facts, graphs: int, walker: Walker = perfect) -> Predictions:
+    """What a walker would answer in `measure_two` and `measure_long`, on the first graphs of a population."""
+    at, n = instances(where, facts.depth, CPU), graphs * facts.nodes
+    strings = {*TWO_CALLS, *(control(string) for control in CONTROLS.values() for string in asked())}
+    found: dict[str, Tensor] = {}
+    for fit in (1, 2):
+        found |= {name_of(string, fit): walker(string, fit, at) for string in strings}
+        found |= {f"{string}-{fit} before F": walker(string[:-1], fit, at) for string in asked()}
+    return {where: {name: nodes[:n].to(torch.uint8) for name, nodes in found.items()}}
+
+
+def values(rows: list[Row]) -> list[float]:
+    return [row.estimate.value for row in rows]
+
+
+def rows_of(tables: list[Table]) -> dict[tuple[str, str], Row]:
+    """Rows by title, without the population, and name; no two may share both."""
+    found = {(table.title.split(" (s")[0].split(" (i")[0], row.name): row for table in tables for row in table.rows}
+    assert len(found) == sum(len(table.rows) for table in tables)
+    return found
+
+
+# ---- strings ---------------------------------------------------------------------------------------------------------
 
 
 def test_strings() -> None:
     assert len(TWO_CALLS) == 9
-    assert len(set(long_strings())) == 34
-    assert long_strings()[2:5] == ("11121122", "21112111", "22222221")
-    assert hops("1221") == [1, 3, 5, 6]
-    assert without_current("121") == ("0", "10", "120")
-    assert first_only("2111") == "2000"
+    kinds = long_strings()
+    assert {kind: len(set(strings)) for kind, strings in kinds.items()} == {"one": 1, "two": 1, "mixed": 32}
+    assert kinds["mixed"][:3] == ("11121122", "21112111", "22222221")
+    assert all(set(string) == {"1", "2"} and len(string) == CALLS for string in kinds["mixed"])
+    assert beginnings(["121", "12", "2"]) == ["1", "2", "12", "121"]
+    assert [hops(string) for string in ("0", "12", "1221")] == [0, 3, 6]
+    assert (spelled("102"), name_of("102", 2), name_of("00", 2)) == ("one-none-two", "102-2", "00")
+    controls = {name: control("2112") for name, control in CONTROLS.items()}
+    assert controls == {EVERY: "2112", WITHOUT: "2110", FIRST: "2000", NONE: "0000"}
+
+
+def test_programs() -> None:
     assert str(program("102", 6, fit=2)) == "F6 J:one-2 F2 J:two-2 F"
+    assert str(program("12", 6, before=True)) == "F6 J:one-1 F J:two-1"
     with pytest.raises(InputError, match="no letter '3' in string '13': letters are 0, 1, 2"):
         program("13", 6)
 
 
-def test_answers_are_those_of_a_plain_loop(subject: Subject, at: Walks) -> None:
-    found = measure(subject, at, ["11", "10", "01"])
-    assert set(found) == {f"{string}-{fit}" for string in ("11", "10", "01") for fit in (1, 2)}
-    before = measure(subject, at, ["11"], before=True)
-    for name, answers in found.items():
-        string, fit = name.split("-")
-        step = subject.maps["one"][int(fit) - 1]
-        with torch.no_grad():
-            h = subject.model.embed(at.tokens)
-            for _ in range(subject.loops):
-                h = subject.model.call(h)
-            for call, letter in enumerate(string):
-                h = step(h) if letter == "1" else h
-                if string == "11":
-                    assert torch.equal(before[name][call].long(), subject.model.read(h)[:, -1].argmax(-1))
-                h = subject.model.call(h)
-                assert torch.equal(answers[call].long(), subject.model.read(h)[:, -1].argmax(-1))
-    # The first call is what the map was fitted for.
-    assert accuracies({name: right(found[name], "11", at) for name in ("11-1", "11-2")}, at.kept)[0] == 1.0
+# ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def test_planted_answers_are_scored() -> None:
-    assert so_far(torch.tensor([[1, 1, 0], [1, 0, 1], [1, 1, 1]]).bool()).tolist() == [
-        [True, True, False], [True, False, False], [True, False, False]
-    ]  # fmt: skip
-    kept = torch.tensor([True, True, False])
-    outcomes = {"a": torch.tensor([[1, 0, 0]]).bool(), "b": torch.tensor([[1, 1, 0]]).bool()}
-    assert accuracies(outcomes, kept) == [0.75]
+def plain(subject: Subject, string: str, fit: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The answers after the last call of a string and before it, by a loop over its letters."""
+    steps = {"1": subject.maps["one"][fit - 1], "2": subject.maps["two"][fit - 1]}
+    with torch.no_grad():
+        h = subject.model.embed(tokens)
+        for _ in range(subject.loops):
+            h = subject.model.call(h)
+        for letter in string:
+            mapped = steps[letter](h) if letter in steps else h
+            h = subject.model.call(mapped)
+        after, before = (subject.model.read(state)[:, -1].argmax(-1) for state in (h, mapped))
+    return after, before
+
+
+def test_two_calls_are_those_of_a_plain_loop(subject: Subject) -> None:
+    found = measure_two(subject, "tiny-test")["tiny-test"]
+    assert set(found) == {"00"} | {f"{string}-{fit}" for string in TWO_CALLS if string != "00" for fit in (1, 2)}
+    tokens = walks("tiny-test", subject).tokens[: FEW * 6]
+    for string in TWO_CALLS:
+        for fit in (1, 2):
+            after, _ = plain(subject, string, fit, tokens)
+            assert torch.equal(found[name_of(string, fit)][: FEW * 6].long(), after)
+    assert all(len(nodes) == 432 for nodes in found.values())
+
+
+def test_long_strings_are_those_of_a_plain_loop_and_fit_the_record(subject: Subject) -> None:
+    found = measure_long(subject, "tiny-test", graphs=FEW)["tiny-test"]
+    tokens = walks("tiny-test", subject).tokens[: FEW * 6]
+    for string in ("1", "21", "12111112"):
+        for fit in (1, 2):
+            for control in CONTROLS.values():
+                after, _ = plain(subject, control(string), fit, tokens)
+                assert torch.equal(found[name_of(control(string), fit)].long(), after)
+            _, before = plain(subject, string, fit, tokens)
+            assert torch.equal(found[f"{string}-{fit} before F"].long(), before)
+    # What 512 graphs of ten nodes would take: packed, less than 3 MB.
+    assert len(found) == 756
+    assert sum(pack(nodes).numel() for nodes in found.values()) * (5120 / (FEW * 6)) < 3e6
+    # The first map does what it was fitted for.
+    answers = Answers.of({"tiny-test": found}, Facts.of(subject), "tiny-test")
+    assert bool(answers.right("1").all())
+
+
+def test_what_cannot_be_measured(subject: Subject) -> None:
+    for graphs, near in ((0, 1), (73, 72)):
+        with pytest.raises(
+            InputError, match=rf"cannot take {graphs} graphs of tiny-test: it has 72 \(nearest: {near}\)"
+        ):
+            measure_long(subject, "tiny-test", graphs)
+    with pytest.raises(InputError, match="tiny-0 has no maps 'two'; there are one"):
+        measure_two(replace(subject, maps={"one": subject.maps["one"]}), "tiny-test")
+
+
+# ---- analysis --------------------------------------------------------------------------------------------------------
+
+
+def returned(at: Walks, steps: Callable[[str], int], strings: tuple[str, ...], call: int) -> float:
+    """How often a walk of so many steps ends where it began, over strings and the instances that count."""
+    cycle = torch.stack([at.ahead(k) == at.current for k in range(1, at.graphs.shape[1] + 1)]).int().argmax(0) + 1
+    back = torch.stack([steps(string[:call]) % cycle == 0 for string in strings])
+    return float(back[:, at.kept].double().mean())
+
+
+@pytest.mark.parametrize("kind", ["one", "two", "mixed"])
+def test_a_perfect_walker_scores_what_cycles_say(kind: str) -> None:
+    answers = Answers.of(planted("tiny-test", TINY, 72), TINY, "tiny-test")
+    found = curves(answers, kind, {})
+    strings, at = long_strings()[kind], answers.at
+    assert 0 < int(at.kept.sum()) < 432
+    assert values(found[EVERY]) == values(found[SO_FAR]) == [1] * CALLS
+    # Walks of one or two steps never return: only cycles of five or six nodes count.
+    assert values(found[WITHOUT]) == values(found[READ_BEFORE]) == [0] * CALLS
+    calls = range(1, 1 + CALLS)
+    first = [returned(at, lambda string: hops(string[1:]), strings, call) for call in calls]
+    copied = [returned(at, hops, strings, call) for call in calls]
+    assert values(found[FIRST]) == pytest.approx(first)
+    assert values(found[NONE]) == values(found[COPY]) == pytest.approx(copied)
+    assert max(copied) > 0
+
+
+def test_fits_are_averaged_and_one_mistake_ends_the_prefix() -> None:
+    """The second fit fails at call 2 alone."""
+
+    def walker(string: str, fit: int, at: Walks) -> Tensor:
+        return at.ahead(hops(string) + 1) if fit == 2 and len(string) == 2 else perfect(string, fit, at)
+
+    answers = Answers.of(planted("tiny-test", TINY, FEW, walker), TINY, "tiny-test")
+    found = curves(answers, "one", {})
+    assert values(found[EVERY]) == [1, 0.5, 1, 1, 1, 1, 1, 1]
+    assert values(found[SO_FAR]) == [1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert {row.n for rows in found.values() for row in rows} == {int(answers.at.kept.sum())}
+    assert found[EVERY][0].estimate.n == FEW
+
+
+def test_two_calls_of_a_walker_that_depends_on_order() -> None:
+    """One-two is right on all graphs, two-one on the even ones; a call without a map walks on by one node."""
+
+    def walker(string: str, fit: int, at: Walks) -> Tensor:
+        walked = at.ahead(hops(string) + string.count("0"))
+        return at.current.where(at.clusters % 2 == 1, walked) if string == "21" else walked
+
+    found = planted(ORIGINAL, MAIN, 16, walker)
+    tables = tables_two(found, MAIN, paper=True)
+    rows = rows_of(tables)
+    at = instances(ORIGINAL, 8, CPU, "five")
+    odd = float((at.clusters % 2 == 1)[:160][at.kept[:160]].double().mean())
+    nine = {name: row.estimate.value for (title, name), row in rows.items() if title == "Two calls"}
+    assert nine == pytest.approx(
+        {"none-none": 0, "none-one": 0, "none-two": 0, "one-none": 0, "two-none": 0}
+        | {"one-one": 1, "one-two": 1, "two-one": 1 - odd, "two-two": 1}
+    )
+    second = "What the second map adds"
+    assert rows[second, "one-none, asked for one-one"].estimate.value == 1
+    assert rows[second, "one-none, asked for one-two"].estimate.value == 0
+    assert rows[second, "one-one, gain by the second map"].estimate.value == 0
+    assert rows[second, "one-two, gain by the second map"].estimate.value == 1
+    order = rows["Order", "one-two minus two-one"]
+    assert order.estimate.value == pytest.approx(odd)
+    assert order.estimate.low > 0
+    # From f(u) each map goes its way, and no map goes one node.
+    reached = {name for (title, name), row in rows.items() if title.endswith("J_one(h))") and row.estimate.value == 1}
+    assert reached == {"none: f^2(u)", "one: f^2(u)", "two: f^3(u)"}
+    assert rows["Answers from F(J_two(h))", "one: other"].estimate.value == pytest.approx(odd)
+    assert rows["Answers from F(J_two(h))", "one: f^3(u)"].estimate.value == pytest.approx(1 - odd)
+    published = {key: row.paper for key, row in rows.items() if row.paper is not None}
+    assert published == {
+        ("Two calls", "one-one"): 0.9364,
+        ("Two calls", "one-two"): 0.6528,
+        ("Two calls", "two-one"): 0.745,
+        ("Two calls", "two-two"): 0.6812,
+        (second, "one-none, asked for one-one"): 0.483,
+    }
+    assert all(row.paper is None for table in tables_two(found, MAIN) for row in table.rows)
+
+
+def test_order_is_a_paired_difference() -> None:
+    """Both orders are right on the same graphs: their difference is 0 in every draw, though neither is sure."""
+
+    def walker(string: str, fit: int, at: Walks) -> Tensor:
+        return at.current.where(at.clusters % 2 == 1, perfect(string, fit, at))
+
+    found = planted(ORIGINAL, MAIN, 16, walker)
+    order = claim_order(found, MAIN).estimate
+    assert (order.value, order.low, order.high) == (0, 0, 0)
+    alone, gain = claim_one_one(found, MAIN)
+    assert alone.estimate.low < alone.estimate.value < alone.estimate.high
+    assert gain.estimate == alone.estimate
+    assert alone.paper == 0.9364
+
+
+def test_decay_of_a_walker_that_stops_after_three_calls() -> None:
+    """From call 4 on it answers u, so it scores what copying u does."""
+
+    def walker(string: str, fit: int, at: Walks) -> Tensor:
+        return perfect(string, fit, at) if len(string) < 4 else at.current
+
+    fourth, above = claim_decay(planted(INDEPENDENT, MAIN, 16, walker), MAIN)
+    assert fourth.estimate.value == 0
+    assert (above.estimate.value, above.estimate.low, above.estimate.high) == pytest.approx((0, 0, 0), abs=1e-12)
+    _, above = claim_decay(planted(INDEPENDENT, MAIN, 16), MAIN)
+    assert above.estimate.value > 0.5
+
+
+def test_published_numbers_of_long_strings_stand_beside_their_rows() -> None:
+    rows = rows_of(tables_long(planted(INDEPENDENT, MAIN, 16), MAIN, paper=True))
+    published = {key: row.paper for key, row in rows.items() if row.paper is not None}
+    assert len(published) == 2 + 2 + 6 * 3 + 4
+    assert published["Eight calls, mixed", "current map left out, call 2"] == 0.3293
+    assert published["Eight calls, one", "every map, call 3"] == 0.563
+    original = rows_of(tables_long(planted(ORIGINAL, MAIN, 16), MAIN, paper=True))
+    assert len([row for row in original.values() if row.paper is not None]) == 3 * CALLS + 4 + 1
+    assert original["Eight calls, mixed", "every map, call 8"].paper == 0.1011
+
+
+@pytest.mark.parametrize(("where", "n"), [(ORIGINAL, 3200), (INDEPENDENT, 3175)])
+def test_instances_that_count(where: str, n: int) -> None:
+    answers = Answers.of({where: {"00": torch.zeros(5120, dtype=torch.uint8)}}, MAIN, where)
+    assert int(answers.at.kept.sum()) == n
 
 
 def test_copying_u_scores_what_the_reference_found() -> None:
-    """0.00 / 14.25 / 17.08 % at calls 2, 4, 8 of the mixed strings, on the 3,175 instances of the independent set."""
-    zoo_subject = load_subject(open_zoo(), "d8l6-3", CPU)
-    at = walks("independent-3001", zoo_subject)
-    assert zoo_subject.depth == DEPTHS
-    assert int(at.kept.sum()) == 3175
-    found = accuracies({string: copy_u(string, at) for string in long_strings()[2:]}, at.kept)
-    assert [round(100 * found[call - 1], 2) for call in (2, 4, 8)] == [0.0, 14.25, 17.08]
+    """On the 3,175 instances of the independent set; 0.00 / 14.25 / 17.08 % at calls 2, 4, 8 of the mixed strings."""
+    answers = Answers.of({INDEPENDENT: {"00": torch.zeros(5120, dtype=torch.uint8)}}, MAIN, INDEPENDENT)
+
+    def copied(kind: str, call: int) -> float:
+        hits = answers.stacked(COPY, [string[:call] for string in long_strings()[kind]])
+        return 100 * float(hits[..., answers.at.kept].double().mean())
+
+    assert [round(copied("mixed", call), 2) for call in (2, 4, 8)] == [0.0, 14.25, 17.08]
+    assert [round(copied("one", call), 1) for call in range(1, 9)] == [0, 0, 0, 0, 14.6, 16.6, 15.9, 16.9]
+    assert [round(copied("two", call), 1) for call in range(1, 9)] == [0, 0, 16.6, 16.9, 34.2, 16.6, 15.9, 16.9]
+    published = composition.PAPER_LONG[INDEPENDENT]["mixed", COPY]
+    assert {call: round(copied("mixed", call) / 100, 4) for call in published} == published

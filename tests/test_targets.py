@@ -1,61 +1,137 @@
-"""Target selection on the tiny backbone of the zoo, whose answers are known to be right."""
+"""Target selection on the tiny backbone of the zoo, whose answers are known to be right, and on planted answers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments.subject import Subject, Walks, load_subject, walks
-from loopscope.experiments.targets import answers, measure
+from loopscope.experiments.records import Facts, Table
+from loopscope.experiments.subject import Subject, Walks, instances, load_subject, walks
+from loopscope.experiments.targets import ANSWERS, claim_one, claim_two, conditions, measure, share, tables
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
 from loopscope.zoo import open_zoo
 
+CPU = torch.device("cpu")
+TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
+PAPER = Facts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 1, "two": 1})
+
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", torch.device("cpu"), prefix="tiny-")
+    return load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
 
 
 @pytest.fixture(scope="module")
-def at(subject: Subject) -> Walks:
-    return walks("tiny-test", subject, rule="three")
+def at() -> Walks:
+    return instances("tiny-test", 2, CPU, "three")
+
+
+def planted(**nodes: Tensor) -> dict[str, Tensor]:
+    """Predictions with these answers; underscores and capitals stand for what a name cannot hold."""
+    return {name.replace("_", "-").replace("BEFORE", " before F"): each.to(torch.uint8) for name, each in nodes.items()}
+
+
+def shares(found: list[Table]) -> dict[str, list[float]]:
+    """The four shares of each table, by its condition."""
+    for table in found:
+        assert tuple(row.name for row in table.rows) == ANSWERS == ("u", "f(u)", "f^2(u)", "other")
+    return {t.title.removeprefix("Answers, ").split(" (")[0]: [r.estimate.value for r in t.rows] for t in found}
 
 
 def test_walks_are_all_starts_with_the_current_node(subject: Subject, at: Walks) -> None:
     graphs, starts = all_starts(population("tiny-test").graphs)
-    assert torch.equal(at.current, advance(graphs, starts, 2))
+    assert torch.equal(walks("tiny-test", subject).current, advance(graphs, starts, 2))
     assert torch.equal(at.ahead(2), advance(graphs, starts, 4))
     assert at.clusters.tolist() == [graph for graph in range(72) for _ in range(6)]
     assert 0 < int(at.kept.sum()) < 432
 
 
 def test_each_map_selects_its_target(subject: Subject, at: Walks) -> None:
-    found = measure(subject, at, ("stay", "one"))
-    assert set(found) == {"unsteered"} | {
+    found = measure(subject, "tiny-test", ("stay", "one"))
+    assert set(found) == {"tiny-test"}
+    assert set(found["tiny-test"]) == {"unsteered"} | {
         f"{target}-{fit}{when}" for target in ("stay", "one") for fit in (1, 2) for when in ("", " before F")
     }
-    table = answers(found, at)
+    assert all(nodes.dtype == torch.uint8 and nodes.shape == (432,) for nodes in found["tiny-test"].values())
+    result = tables(found, Facts.of(subject))
+    table = shares(result)
     assert set(table) == {"unsteered", "stay", "one", "stay before F", "one before F", "stay moved", "one moved"}
-    assert table["stay"]["u"].value == 1.0
-    assert table["one"]["one"].value == 1.0
-    for row in table.values():
-        assert sum(estimate.value for estimate in row.values()) == pytest.approx(1.0)
-        assert all(estimate.n == 72 for estimate in row.values())
+    assert table["stay"] == [1, 0, 0, 0]
+    assert table["one"] == [0, 1, 0, 0]
+    for row in (row for each in result for row in each.rows):
+        assert row.n == int(at.kept.sum())
+        assert (row.estimate.n, row.estimate.draws, row.paper) == (72, 5000, None)
+    assert all(sum(four) == pytest.approx(1.0) for four in table.values())
 
 
-def test_fits_are_averaged_and_moved_states_answer_for_the_next_graph(subject: Subject, at: Walks) -> None:
+def test_read_before_f_is_the_mapped_state_itself(subject: Subject) -> None:
+    found = measure(subject, "tiny-test", ("one",))["tiny-test"]
+    with torch.no_grad():
+        h = subject.model.embed(walks("tiny-test", subject).tokens)
+        for _ in range(subject.loops):
+            h = subject.model.call(h)
+        for fit, step in enumerate(subject.maps["one"], 1):
+            mapped = step(h)
+            assert torch.equal(found[f"one-{fit} before F"].long(), subject.model.read(mapped)[:, -1].argmax(-1))
+            after = subject.model.read(subject.model.call(mapped))[:, -1].argmax(-1)
+            assert torch.equal(found[f"one-{fit}"].long(), after)
+
+
+def test_fits_are_averaged_and_moved_states_answer_for_the_next_graph(at: Walks) -> None:
     """Planted answers: the first fit always right for one hop, the second always for two."""
-    planted = {"unsteered": at.current, "one-1": at.ahead(1), "one-2": at.ahead(2)}
-    table = answers({name: nodes.to(torch.uint8) for name, nodes in planted.items()}, at)
-    assert [table["unsteered"][answer].value for answer in ("u", "one", "two", "other")] == [1, 0, 0, 0]
-    assert [table["one"][answer].value for answer in ("u", "one", "two", "other")] == [0, 0.5, 0.5, 0]
-    moved = [nodes.roll(6) for nodes in (at.ahead(1), at.ahead(2))]
-    by_hand = torch.stack([(nodes == at.ahead(1))[at.kept].double().mean() for nodes in moved]).mean()
-    assert table["one moved"]["one"].value == pytest.approx(float(by_hand))
+    u, one, two = (at.ahead(steps) for steps in range(3))
+    nodes = planted(unsteered=u, one_1=one, one_2=two, one_1BEFORE=u, one_2BEFORE=(two + 1) % 6)
+    table = shares(tables({"tiny-test": nodes}, TINY))
+    assert table["unsteered"] == [1, 0, 0, 0]
+    assert table["one"] == [0, 0.5, 0.5, 0]
+    assert table["one before F"][2] == 0
+    by_hand = [(each[:-6] == one[6:])[at.kept[6:]].double().mean() for each in (one, two)]
+    wrapped = conditions(nodes, TINY)["one moved"]
+    assert torch.equal(wrapped[:, :6].long(), torch.stack([one, two])[:, -6:])
+    moved = torch.stack([(wrapped[i].long() == one)[6:][at.kept[6:]].double().mean() for i in range(2)])
+    assert torch.equal(moved, torch.stack(by_hand))
+
+
+def test_a_difference_is_paired(at: Walks) -> None:
+    """What is equal in every instance differs by 0 in every draw, however unsure each of the two is."""
+    half = at.clusters % 2 == 0
+    assert share("alone", half, at).estimate.high - share("alone", half, at).estimate.low > 0.1
+    difference = share("difference", half, at, minus=half).estimate
+    assert (difference.value, difference.low, difference.high) == (0, 0, 0)
+
+
+def test_claims_and_published_numbers() -> None:
+    """The 4,110 instances of the confirmation set; J_one right on even graphs only, J_two always, unsteered never."""
+    at = instances("confirmation", 8, CPU, "three")
+    even = at.clusters % 2 == 0
+    u, one, two = (at.ahead(steps) for steps in range(3))
+    nodes = planted(unsteered=u, one_1=one.where(even, u), one_1BEFORE=u, two_1=two, two_1BEFORE=u)
+    found = {"confirmation": nodes}
+    right, gain = claim_one(found, PAPER)
+    by_hand = float(even[at.kept].double().mean())
+    assert right.estimate.value == gain.estimate.value == pytest.approx(by_hand)
+    assert (right.n, right.paper, gain.paper) == (4110, 0.996, None)
+    two_hops = claim_two(found, PAPER)
+    assert (two_hops.estimate.value, two_hops.paper) == (1, 0.982)
+    published = {
+        (table.title, row.name): row.paper
+        for table in tables(found, PAPER, paper=True)
+        for row in table.rows
+        if row.paper
+    }
+    assert published == {
+        ("Answers, unsteered (confirmation)", "f(u)"): 0.482,
+        ("Answers, one (confirmation)", "f(u)"): 0.996,
+        ("Answers, two (confirmation)", "f^2(u)"): 0.982,
+    }
+    assert all(
+        row.paper is None for table in tables({"confirmation": planted(unsteered=u)}, PAPER) for row in table.rows
+    )
 
 
 def test_a_target_without_maps(subject: Subject) -> None:
     with pytest.raises(InputError, match="tiny-0 has no maps 'two'; there are one, stay"):
-        subject.named("two")
+        measure(subject, "tiny-test")

@@ -68,7 +68,7 @@ def train(
     from loopscope.training.recipes import backbone_recipe
 
     chosen = backbone_recipe(recipe)
-    with _job(device, store, save_every) as (target, settings, started):
+    with job(device, store, save_every) as (target, settings, started):
         _show(train_backbones(chosen, numbers, target, settings), settings, started, as_json)
 
 
@@ -91,7 +91,7 @@ def fit(
     # `--backbone A B` leaves B among the arguments; a backbone is never called like a recipe.
     chosen = [map_recipe(name) for name in dict.fromkeys(recipes) if name in RECIPES or name == recipes[0]]
     wanted = [*backbone, *(name for name in recipes[1:] if name not in RECIPES)]
-    with _job(device, store, save_every) as (target, settings, started):
+    with job(device, store, save_every) as (target, settings, started):
         found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
         for artefact in found:
             check_fit(chosen, artefact)
@@ -158,7 +158,7 @@ def _backbone(store: Store, name: str) -> Artefact:
 
 
 @contextmanager
-def _job(device: str, folder: Path, save_every: float) -> Iterator[tuple[Store, Settings, float]]:
+def job(device: str, folder: Path, save_every: float) -> Iterator[tuple[Store, Settings, float]]:
     """The store and the settings of a job, with a progress bar; everything is checked before anything is written."""
     from loopscope.store import Store
     from loopscope.training.jobs import Settings, pick_device, refuse_unreadable

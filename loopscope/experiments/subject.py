@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -11,19 +12,30 @@ from torch import Tensor
 
 from loopscope.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of
 from loopscope.errors import InputError
+from loopscope.execute import Result, run
 from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer
+from loopscope.program import Program
 from loopscope.store import Store
 from loopscope.tasks.graph_walk import GraphWalk, advance, all_starts
 from loopscope.tasks.populations import Rule, population
 from loopscope.zoo import find
 
 
+@dataclass
+class Meter:
+    """What runs have cost, in (example, row, layer) triples: those computed, and those of every program run alone."""
+
+    rows: int = 0
+    plain_rows: int = 0
+
+
 @dataclass(frozen=True)
 class Subject:
     """A graph-walk backbone on one device and its maps: `maps["one"]` lists the fits of J_one, in order.
 
-    `depth` is the request that all experiments make: the deepest one of training.
+    `depth` is the request that all experiments make: the deepest one of training.  `keys` are those of the maps, in the
+    same order; `meter` counts what `run` costs.
     """
 
     name: str
@@ -32,6 +44,8 @@ class Subject:
     maps: Mapping[str, list[AffineMap]]
     depth: int
     device: torch.device
+    keys: Mapping[str, list[str]] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
 
     @property
     def loops(self) -> int:
@@ -46,6 +60,19 @@ class Subject:
                 raise InputError(f"{self.name} has no maps {target!r}; there are {there}")
         return {f"{target}-{i}": step for target in targets for i, step in enumerate(self.maps[target], 1)}
 
+    def run(self, tokens: Int[Tensor, "n tokens"], programs: Iterable[Program], **settings: Any) -> Result:
+        """`execute.run` on this backbone, with its cost added to the meter."""
+        asked = list(programs)
+        found = run(self.model, tokens, asked, **settings)
+        self.meter.rows += found.work.rows
+        self.meter.plain_rows += tokens.numel() * len(self.model.layers) * sum(each.calls for each in asked)
+        return found
+
+    def forwards(self, rows: int) -> float:
+        """Rows as forward-equivalents: plain runs of the trained calls on one instance."""
+        length = GraphWalk(self.model.config.classes).length
+        return rows / (length * len(self.model.layers) * self.loops)
+
 
 def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "") -> Subject:
     """The backbone of this name or key and all its maps, by what their recipes are called without `prefix`."""
@@ -56,11 +83,13 @@ def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "
     mine = [fit for fit in store.all(MAP) if fit.manifest.inputs.get(BACKBONE) == backbone.key]
     mine.sort(key=lambda fit: fit.manifest.config["fit"])
     maps: dict[str, list[AffineMap]] = {}
+    keys: dict[str, list[str]] = {}
     for fit in mine:
         target = fit.manifest.config["recipe"]["name"].removeprefix(prefix)
+        keys.setdefault(target, []).append(fit.key)
         maps.setdefault(target, []).append(load_fit(fit).to(device).requires_grad_(False))
     model = load_backbone(backbone).to(device)
-    return Subject(name_of(backbone), backbone.key, model, maps, config["data"]["depth"], device)
+    return Subject(name_of(backbone), backbone.key, model, maps, config["data"]["depth"], device, keys)
 
 
 @dataclass(frozen=True)

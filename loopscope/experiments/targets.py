@@ -11,51 +11,122 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
-from loopscope.execute import run
-from loopscope.experiments.subject import Subject, Walks
+from loopscope.experiments.records import Facts, Predictions, Row, Table
+from loopscope.experiments.subject import Subject, Walks, instances, walks
 from loopscope.program import F, J
-from loopscope.stats import Estimate, cluster_bootstrap, tally
+from loopscope.stats import cluster_bootstrap, tally
 
-ANSWERS = ("u", "one", "two", "other")
-BEFORE, MOVED = " before F", " moved"
+WHERE = "confirmation"
+UNSTEERED, BEFORE, MOVED = "unsteered", " before F", " moved"
+ANSWERS = ("u", "f(u)", "f^2(u)", "other")
+"""What can be answered from h6, in the order of hops."""
+
 SEED = 2026092317
+NOTE = "Share of instances with u, f(u), f^2(u) distinct; mean of the fits; graphs resampled."
+
+PAPER = {(UNSTEERED, "f(u)"): 0.482, ("one", "f(u)"): 0.996, ("two", "f^2(u)"): 0.982}
+"""What is published for the confirmation graphs, by condition and answer."""
 
 
-def measure(subject: Subject, at: Walks, targets: tuple[str, ...] = ("one", "two")) -> dict[str, UInt8[Tensor, " n"]]:
-    """The node answered in every instance, by condition: `unsteered`, `one-1`, `one-1 before F`, ...; uint8."""
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def measure(subject: Subject, where: str = WHERE, targets: tuple[str, ...] = ("one", "two")) -> Predictions:
+    """The node answered in every instance, by condition: `unsteered`, `one-1`, `one-1 before F`, ...
+
+    InputError where the subject has no maps for one of the targets.
+    """
     maps = subject.named(*targets)
     start = F**subject.loops
-    programs = {"unsteered": start | F}
+    programs = {UNSTEERED: start | F}
     for name in maps:
         programs |= {name: start | J(name) | F, name + BEFORE: start | J(name)}
-    found = run(subject.model, at.tokens, list(programs.values()), maps=maps)
-    return {name: found[program].predictions[:, 0].to(torch.uint8).cpu() for name, program in programs.items()}
+    found = subject.run(walks(where, subject).tokens, list(programs.values()), maps=maps)
+    return {where: {name: found[each].predictions[:, 0].to(torch.uint8).cpu() for name, each in programs.items()}}
 
 
-def answers(predictions: Mapping[str, UInt8[Tensor, " n"]], at: Walks) -> dict[str, dict[str, Estimate]]:
-    """How often each condition gives each of `ANSWERS`, over the instances that count; fits are averaged first.
+# ---- analysis --------------------------------------------------------------------------------------------------------
 
-    Conditions are `unsteered`, a target such as `one`, `one before F` and `one moved`.  Intervals resample graphs.
+
+def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+    """For each condition, how often it gives each of `ANSWERS`.
+
+    Conditions are `unsteered`, a target such as `one`, `one before F` and `one moved`.  `paper`: with the published
+    numbers beside, for the backbone that stands for the published one.
     """
-    nodes = torch.stack([at.ahead(steps) for steps in range(3)]).cpu()
-    grouped: dict[str, list[Tensor]] = {}
-    for name, found in predictions.items():
-        condition, _, before = name.partition(BEFORE[:1]) if name.endswith(BEFORE) else (name, "", "")
-        target = condition.rpartition("-")[0] or condition
-        grouped.setdefault(target + (BEFORE if before else ""), []).append(found)
-        if name != "unsteered" and not before:
-            grouped.setdefault(target + MOVED, []).append(found.roll(at.graphs.shape[1]))
-    kept = at.kept.cpu()
-    outcome: dict[str, dict[str, Estimate]] = {}
-    for condition, fits in grouped.items():
-        given = torch.stack([fit.long() for fit in fits])
-        hits = [given == node for node in nodes]
-        hits.append(~torch.stack(hits).any(0))
-        outcome[condition] = {
-            answer: cluster_bootstrap(tally(np.asarray(hit), at.clusters, kept), seed=SEED)
-            for answer, hit in zip(ANSWERS, hits, strict=True)
-        }
-    return outcome
+    result = []
+    for where, found in predictions.items():
+        at = _walks(where, facts)
+        published = PAPER if paper and where == WHERE else {}
+        for condition, fits in conditions(found, facts).items():
+            known = {answer: value for (which, answer), value in published.items() if which == condition}
+            result.append(Table(f"Answers, {condition} ({where})", distribution(fits, at, paper=known), NOTE))
+    return result
+
+
+def claim_one(predictions: Predictions, facts: Facts, where: str = WHERE) -> tuple[Row, Row]:
+    """How often J_one gives f(u), and how much more often than the unsteered call does (paired)."""
+    at = _walks(where, facts)
+    right = {name: fits == at.ahead(1) for name, fits in conditions(predictions[where], facts).items()}
+    gain = share("J_one minus unsteered", right["one"], at, minus=right[UNSTEERED])
+    return share("J_one gives f(u)", right["one"], at, paper=PAPER["one", "f(u)"]), gain
+
+
+def claim_two(predictions: Predictions, facts: Facts, where: str = WHERE) -> Row:
+    """How often J_two gives f^2(u)."""
+    at = _walks(where, facts)
+    right = conditions(predictions[where], facts)["two"] == at.ahead(2)
+    return share("J_two gives f^2(u)", right, at, paper=PAPER["two", "f^2(u)"])
+
+
+def conditions(found: Mapping[str, UInt8[Tensor, " n"]], facts: Facts) -> dict[str, UInt8[Tensor, "fits n"]]:
+    """The answers of all fits by condition; moved states answer for the graph after theirs."""
+    result = {UNSTEERED: found[UNSTEERED][None]}
+    for target in (target for target in facts.fits if f"{target}-1" in found):
+        names = [f"{target}-{fit}" for fit in range(1, 1 + facts.fits[target])]
+        after = torch.stack([found[name] for name in names])
+        before = torch.stack([found[name + BEFORE] for name in names])
+        result |= {target: after, target + BEFORE: before, target + MOVED: after.roll(facts.nodes, -1)}
+    return result
+
+
+def distribution(
+    answers: UInt8[Tensor, "fits n"],
+    at: Walks,
+    *,
+    base: int = 0,
+    label: str = "",
+    paper: Mapping[str, float] | None = None,
+) -> list[Row]:
+    """How often the answer is each of `ANSWERS`, or, after `base` hops (two at most), that many further on.
+
+    Rows are named by `label` and the answer.
+    """
+    nodes = (*ANSWERS[:-1], "f^3(u)", "f^4(u)")[base : base + 3]
+    hits = {node: answers == at.ahead(base + steps) for steps, node in enumerate(nodes)}
+    hits[ANSWERS[-1]] = ~torch.stack(list(hits.values())).any(0)
+    known = paper or {}
+    return [share(label + answer, hit, at, paper=known.get(answer)) for answer, hit in hits.items()]
+
+
+def share(
+    name: str,
+    hits: Bool[Tensor, "*fits n"],
+    at: Walks,
+    *,
+    minus: Bool[Tensor, "*others n"] | None = None,
+    paper: float | None = None,
+) -> Row:
+    """How often something is so among the instances that count, or how much more often than `minus` (paired).
+
+    Leading axes (strings, fits) are averaged first, graphs are resampled.
+    """
+    a, *b = (tally(np.asarray(each), at.clusters, at.kept) for each in (hits, minus) if each is not None)
+    return Row(name, cluster_bootstrap(a, *b, seed=SEED), int(at.kept.sum()), paper)
+
+
+def _walks(where: str, facts: Facts) -> Walks:
+    return instances(where, facts.depth, torch.device("cpu"), "three")

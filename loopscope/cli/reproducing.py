@@ -1,0 +1,215 @@
+"""The reproduction: experiments, claims, the report page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
+from loopscope.cli.stores import StoreFolder, ZooFolder
+from loopscope.cli.training import Device, SaveEvery, job
+from loopscope.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from loopscope.experiments.claims import Verdict
+    from loopscope.experiments.evidence import Evidence
+    from loopscope.experiments.records import Record
+    from loopscope.experiments.suite import Cohort, Experiment
+
+Results = Annotated[
+    Path | None, typer.Option(help="Folder with the stored records; default: results/graph-walks of the checkout.")
+]
+
+
+@app.command("list")
+def list_everything(as_json: AsJson = False) -> None:
+    """List the experiments and the cohorts of backbones they are done on."""
+    from loopscope.experiments.claims import CLAIMS
+    from loopscope.experiments.suite import COHORTS, EXPERIMENTS
+
+    decides = {name: [claim.id for claim in CLAIMS if claim.experiment == name] for name in EXPERIMENTS}
+    if as_json:
+        experiments = [
+            {"name": each.name, "question": each.question, "cohorts": each.cohorts, "claims": decides[each.name]}
+            for each in EXPERIMENTS.values()
+        ]
+        return print_json({"experiments": experiments, "cohorts": [asdict(each) for each in COHORTS.values()]})
+    print_table(
+        "Experiments",
+        ("name", "question", "cohorts", "claims"),
+        ((e.name, e.question, ", ".join(e.cohorts), ", ".join(decides[e.name])) for e in EXPERIMENTS.values()),
+        left=4,
+    )
+    print_table(
+        "Cohorts",
+        ("name", "about", "recipes", "seeds", "maps"),
+        ((c.name, c.about, ", ".join(c.recipes), _range(c.seeds), ", ".join(c.maps)) for c in COHORTS.values()),
+        left=5,
+    )
+
+
+@app.command()
+def claims(
+    store: Annotated[Path | None, typer.Option(help="A store whose records come before the stored ones.")] = None,
+    results: Results = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge every claim by the records that are there: the paper's value, ours, does it hold?"""
+    from loopscope.cli.stores import open_store
+    from loopscope.experiments.claims import decide
+    from loopscope.experiments.evidence import Evidence
+    from loopscope.experiments.records import records
+
+    fresh = records(open_store(store)) if store is not None else []
+    with spinner() as tell:
+        tell("judging")
+        verdicts = decide(Evidence(_stored(results), fresh))
+    if as_json:
+        return print_json({"claims": [_as_json(each) for each in verdicts]})
+    _ledger(verdicts)
+
+
+@app.command()
+def reproduce(
+    experiments: Annotated[list[str] | None, typer.Argument(help="Which; default: all.  `loopscope list`.")] = None,
+    profile: Annotated[str, typer.Option(help="quick: on the zoo's weights; paper: train everything.")] = "quick",
+    cohort: Annotated[list[str] | None, typer.Option(help="Only these cohorts of backbones.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report page and its figures.")] = Path("report"),
+    store: StoreFolder = Path("store"),
+    export: Annotated[Path | None, typer.Option(help="Also copy the records of the store to this one.")] = None,
+    zoo: ZooFolder = None,
+    results: Results = None,
+    device: Device = "auto",
+    save_every: SaveEvery = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Run the experiments, judge the claims, write the report page.  What the store already holds is not done again."""
+    from loopscope.experiments.campaign import export as export_records
+    from loopscope.experiments.evidence import Evidence
+    from loopscope.experiments.suite import chosen
+    from loopscope.store import Store
+
+    asked = chosen(experiments or ())
+    cohorts = _cohorts(cohort or (), asked)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is no folder, so the report cannot be written there")
+    stored = _stored(results)
+    if profile == "quick":
+        fresh = _quick(asked, cohorts, stored, store, zoo, device)
+    elif profile == "paper":
+        fresh = _paper(asked, cohorts, store, device, save_every)
+    else:
+        raise InputError(f"no profile {profile!r}; there are quick, paper{nearest(profile, ('quick', 'paper'))}")
+    if export is not None:
+        export_records(Store(store), Store(export))
+    evidence = Evidence(stored, fresh)
+    page, verdicts = _page(evidence, out)
+    if as_json:
+        costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
+        return print_json({"page": str(page), "claims": [_as_json(each) for each in verdicts], "measured": costs})
+    _ledger(verdicts)
+    typer.echo(f"The report: {page}")
+
+
+def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Cohort]:
+    """Those named, or all that the experiments are done on."""
+    from loopscope.experiments.suite import COHORTS
+
+    for name in names:
+        if name not in COHORTS:
+            raise InputError(f"no cohort {name!r}; there are {', '.join(COHORTS)}{nearest(name, COHORTS)}")
+    needed = {name for experiment in asked for name in experiment.cohorts}
+    found = [each for each in COHORTS.values() if each.name in needed and (not names or each.name in names)]
+    if not found:
+        raise InputError(f"{', '.join(e.name for e in asked)}: not done on {', '.join(names)}, but {', '.join(needed)}")
+    return found
+
+
+def _quick(
+    asked: list[Experiment], cohorts: list[Cohort], stored: list[Record], folder: Path, zoo: Path | None, device: str
+) -> list[Record]:
+    from loopscope.experiments.campaign import carry_out, steps
+    from loopscope.experiments.suite import selection
+    from loopscope.store import Store
+    from loopscope.training.jobs import pick_device
+    from loopscope.zoo import open_zoo
+
+    weights = open_zoo(zoo)
+    todo = steps(weights, cohorts, asked, selection(stored), "quick")
+    if not todo:
+        raise InputError(f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)}")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is no folder, so no store")
+    with spinner() as tell:
+        return list(carry_out(todo, weights, Store(folder), pick_device(device), tell))
+
+
+def _paper(
+    asked: list[Experiment], cohorts: list[Cohort], folder: Path, device: str, save_every: float
+) -> list[Record]:
+    from loopscope.experiments.campaign import from_nothing
+
+    with job(device, folder, save_every) as (store, settings, _):
+        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings)]
+
+
+def _stored(folder: Path | None) -> list[Record]:
+    """The records that came with the checkout or lie in a folder; none where there is no checkout."""
+    from loopscope.experiments.records import open_results, records
+
+    found = open_results(folder)
+    return [] if found is None else records(found)
+
+
+def _page(evidence: Evidence, out: Path) -> tuple[Path, list[Verdict]]:
+    from loopscope.experiments.claims import decide
+    from loopscope.report.graph_walks import report_of
+    from loopscope.report.page import write_page
+
+    with spinner() as tell:
+        tell("judging")
+        verdicts = decide(evidence)
+        report = report_of(evidence, verdicts, tell)
+        tell("writing")
+        return write_page(report, out), verdicts
+
+
+def _ledger(verdicts: list[Verdict]) -> None:
+    from loopscope.experiments.claims import FAILS, HOLDS, NOT_RUN
+
+    counts = ", ".join(f"{sum(v.verdict == each for v in verdicts)} {each}" for each in (HOLDS, FAILS, NOT_RUN))
+    print_table(
+        f"{len(verdicts)} claims: {counts} (shares in %, intervals 95 % over graphs or ± SD over backbones)",
+        ("claim", "paper", "ours", "verdict", "interval", "n"),
+        ((v.claim.id, v.claim.paper, v.ours, v.verdict, _interval(v), "" if v.n is None else f"{v.n:,}")
+         for v in verdicts),
+        left=4,
+    )  # fmt: skip
+
+
+def _interval(verdict: Verdict) -> str:
+    each = verdict.estimate
+    if each is None:
+        return ""
+    if "SD" in each.unit:
+        return f"± {100 * (each.high - each.value):.1f}"
+    return f"{100 * each.low:.1f}..{100 * each.high:.1f}"
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    claim = verdict.claim
+    return {
+        "id": claim.id, "section": claim.where, "claim": claim.text, "paper": claim.paper, "holds_if": claim.holds_if,
+        "verdict": verdict.verdict, "ours": verdict.ours,
+        "estimate": None if verdict.estimate is None else asdict(verdict.estimate), "n": verdict.n,
+        "backbones": verdict.backbones, "scale": verdict.scale,
+        "records": {"measured now": verdict.fresh, "results": verdict.stored},
+        "command": f"loopscope reproduce {claim.experiment}" if claim.experiment else "",
+    }  # fmt: skip
+
+
+def _range(numbers: tuple[int, ...]) -> str:
+    return f"{numbers[0]}-{numbers[-1]}"

@@ -1,0 +1,157 @@
+"""Campaigns: carry out the suite, on released weights or from nothing, one record after the other.
+
+Every step is an artefact.  What a store already holds is not done again, so an interrupted campaign goes on where it
+stopped, and a second one takes no time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from loopscope.artefacts import BACKBONE, name_of
+from loopscope.errors import InputError
+from loopscope.experiments.records import RECORD, Facts, Record, config_of, load, save
+from loopscope.experiments.subject import Meter, Subject, load_subject
+from loopscope.experiments.suite import (
+    COHORTS,
+    EXPERIMENTS,
+    MECHANISM,
+    TRAJECTORIES,
+    Cohort,
+    Experiment,
+    Profile,
+    Selection,
+    selection,
+)
+from loopscope.store import Store
+from loopscope.training.jobs import Settings, fit, train
+from loopscope.training.recipes import backbone_recipe, map_recipe
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One record to be: an experiment with its settings on one backbone of a store."""
+
+    experiment: Experiment
+    backbone: str
+    cohort: Cohort
+    settings: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.experiment.name} on {self.backbone}"
+
+
+def steps(
+    there: Store, cohorts: Iterable[Cohort], experiments: Sequence[Experiment], chosen: Selection, profile: Profile
+) -> list[Step]:
+    """All steps of these experiments on the backbones of these cohorts that a store has, the main backbone first."""
+    known = {name_of(backbone) for backbone in there.all(BACKBONE)}
+    found = [
+        Step(experiment, name, cohort, settings)
+        for cohort in cohorts
+        for name in _by_seed(cohort, known)
+        for experiment in experiments
+        if cohort.name in experiment.cohorts
+        for settings in experiment.settings(chosen.role(name), profile)
+    ]
+    rank = {"main": 0, "mechanism": 1, "other": 2}
+    return sorted(found, key=lambda step: rank[chosen.role(step.backbone)])
+
+
+def _by_seed(cohort: Cohort, known: set[str]) -> list[str]:
+    """Its backbones among those known, in the order of seeds."""
+    seeds = (*cohort.seeds, *cohort.more_seeds)
+    return [name for seed in seeds for recipe in cohort.recipes if (name := f"{recipe}-{seed}") in known]
+
+
+def carry_out(
+    todo: Sequence[Step], weights: Store, store: Store, device: torch.device, tell: Tell = lambda _: None
+) -> Iterator[Record]:
+    """The record of every step: from the store if it is there, else measured with the weights and written to it."""
+    subjects: dict[str, Subject] = {}
+    for number, step in enumerate(todo, 1):
+        tell(f"{number}/{len(todo)} {step}")
+        if step.backbone not in subjects:
+            subjects = {step.backbone: load_subject(weights, step.backbone, device, step.cohort.prefix)}
+        yield measured(step, subjects[step.backbone], store)
+
+
+def measured(step: Step, subject: Subject, store: Store) -> Record:
+    """One record, found or made."""
+    inputs = {BACKBONE: subject.key} | {
+        f"{target}-{number}": key
+        for target, keys in subject.keys.items()
+        if step.experiment.uses is None or target in step.experiment.uses
+        for number, key in enumerate(keys, 1)
+    }
+    name = step.experiment.name
+    known = store.find(RECORD, config_of(name, subject.name, step.settings), inputs)
+    if known is not None:
+        return load(known)
+    before, started = Meter(subject.meter.rows, subject.meter.plain_rows), time.perf_counter()
+    predictions = step.experiment.measure(subject, **step.settings)
+    cost = {
+        "seconds": time.perf_counter() - started,
+        "device": _in_words(subject.device),
+        "forwards": subject.forwards(subject.meter.rows - before.rows),
+        "plain": subject.forwards(subject.meter.plain_rows - before.plain_rows),
+    }
+    record = Record(name, Facts.of(subject), predictions, step.settings, cost)
+    save(store, record, inputs, subject.device)
+    return record
+
+
+def _in_words(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def from_nothing(
+    cohort: Cohort, experiments: Sequence[Experiment], store: Store, settings: Settings, tell: Tell = lambda _: None
+) -> list[Record]:
+    """Train a cohort, choose by the rule, fit its maps, measure: everything of it, into one store.
+
+    The rule comes before the first map.  If it finds too few backbones, `more_seeds` are trained and it is asked again.
+    """
+    for seeds in (cohort.seeds, cohort.more_seeds):
+        for recipe in cohort.recipes if seeds else ():
+            train(backbone_recipe(recipe), list(seeds), store, settings)
+        chosen, native = _select(cohort, store, settings.device, tell)
+        if len(chosen.names) == MECHANISM or not cohort.more_seeds:
+            break
+    for name in _by_seed(cohort, {name_of(each) for each in store.all(BACKBONE)}):
+        backbone = next(each for each in store.all(BACKBONE) if name_of(each) == name)
+        if cohort.maps:
+            fit([map_recipe(each) for each in cohort.maps], backbone, list(cohort.fits), store, settings)
+    todo = steps(store, [cohort], experiments, chosen, "paper")
+    made = carry_out(todo, store, store, settings.device, tell)
+    asked = {each.name for each in experiments}
+    return [*(record for record in native if record.experiment not in asked), *made]
+
+
+def _select(cohort: Cohort, store: Store, device: torch.device, tell: Tell) -> tuple[Selection, list[Record]]:
+    """The mechanism backbones among those trained so far, and the native records that decide; none in other cohorts."""
+    native = EXPERIMENTS[TRAJECTORIES]
+    if cohort.name != COHORTS["mechanism"].name:
+        return Selection(()), []
+    todo = steps(store, [cohort], [native], Selection(()), "paper")
+    found = list(carry_out(todo, store, store, device, tell))
+    return selection(found), found
+
+
+def export(records: Store, results: Store) -> int:
+    """Copy all records of a store to another; how many there are."""
+    there = records.all(RECORD)
+    if not there:
+        raise InputError(f"{records.root} has no records to export")
+    for artefact in there:
+        results.adopt(artefact)
+    return len(there)

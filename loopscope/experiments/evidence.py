@@ -1,0 +1,119 @@
+"""Evidence: the records that claims are judged by, those measured just now before stored ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from loopscope.experiments.records import Record, Row, Table
+from loopscope.experiments.suite import EXPERIMENTS, MECHANISM, Selection, selection
+from loopscope.stats import Estimate
+from loopscope.tasks.populations import population
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All records that claims may use; `fresh` are those measured just now, which come before stored ones."""
+
+    stored: Sequence[Record] = ()
+    fresh: Sequence[Record] = ()
+    _tables: dict[int, list[Table]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """One record for each experiment, backbone and set of populations, by number of the seed.
+
+        Of stored ones, it is the one with the most answers: what was measured on all graphs, not on some.
+        """
+        stored = sorted(self.stored, key=_answers)
+        found = {_subject_of(record): record for record in (*stored, *self.fresh)}
+        return sorted(found.values(), key=lambda record: (record.experiment, *split(record.facts.name)))
+
+    @cached_property
+    def selection(self) -> Selection:
+        """The mechanism backbones by the rule."""
+        return selection(self.records)
+
+    def of(self, experiment: str, where: str | None = None) -> dict[str, Record]:
+        """The records of an experiment (on a population) by backbone."""
+        return {
+            record.facts.name: record
+            for record in self.records
+            if record.experiment == experiment and where in (None, *record.predictions)
+        }
+
+    def main(self, experiment: str, where: str | None = None) -> Record | None:
+        """That of the main backbone."""
+        names = self.selection.names
+        return self.of(experiment, where).get(names[0]) if names else None
+
+    def mechanism(self, experiment: str) -> list[Record]:
+        """Those of the mechanism backbones, the main one first; none unless all three were measured."""
+        found = self.of(experiment)
+        names = self.selection.names
+        return [found[name] for name in names] if len(names) == MECHANISM and set(names) <= found.keys() else []
+
+    def tables(self, record: Record) -> list[Table]:
+        """The tables of a record, with the paper's numbers where it is the main backbone's; made once."""
+        make = EXPERIMENTS[record.experiment].tables
+        if make is None:
+            return []
+        if id(record) not in self._tables:
+            names = self.selection.names
+            paper = bool(names) and record.facts.name == names[0]
+            self._tables[id(record)] = make(record.predictions, record.facts, paper)
+        return self._tables[id(record)]
+
+    def row(self, record: Record, title: str, name: str) -> Row:
+        """One row by its name and the beginning of its table's title."""
+        table = next(table for table in self.tables(record) if table.title.startswith(title))
+        return next(row for row in table.rows if row.name == name)
+
+    def is_fresh(self, record: Record) -> bool:
+        """Whether it was measured just now."""
+        return any(record is each for each in self.fresh)
+
+
+def _subject_of(record: Record) -> tuple[str, ...]:
+    return record.experiment, record.facts.name, *sorted(record.predictions)
+
+
+def _answers(record: Record) -> int:
+    return sum(nodes.numel() for found in record.predictions.values() for nodes in found.values())
+
+
+def split(name: str) -> tuple[str, int]:
+    """Recipe and seed of a backbone's name."""
+    recipe, _, seed = name.rpartition("-")
+    return recipe, int(seed) if seed.isdigit() else 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the evidence says: whether the predicate holds (None: not all is there), and the number it rests on."""
+
+    holds: bool | None
+    ours: str
+    estimate: Estimate | None
+    n: int
+    used: Sequence[Record]
+
+
+Judge = Callable[[Evidence], Finding | None]
+"""What decides a claim; None where nothing was measured that it speaks of."""
+
+
+def scale(records: Iterable[Record]) -> str:
+    """Whether whole populations were measured, or how many of their graphs.
+
+    No claim rests on what was only looked at more closely on some graphs: the insides of calls, the costly switches.
+    """
+    shortened = set()
+    for record in records:
+        for where, found in record.predictions.items():
+            measured = max(answers.shape[-1] for answers in found.values()) // record.facts.nodes
+            there = len(population(where).rows)
+            if measured < there:
+                shortened.add(f"{measured} of {there} graphs")
+    return "paper scale" if not shortened else "paper's model, " + ", ".join(sorted(shortened))

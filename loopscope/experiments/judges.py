@@ -1,0 +1,313 @@
+"""Judges: what the evidence says on each claim, by the predicate that was fixed for it.
+
+A claim is judged when all the backbones that it speaks of were measured, or as soon as one of them contradicts it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loopscope.experiments import composition, matched, targets, trajectories
+from loopscope.experiments.evidence import Evidence, Finding, Judge, split
+from loopscope.experiments.records import Facts, Predictions, Record, Row
+from loopscope.experiments.suite import (
+    COHORTS,
+    CROSSING,
+    EIGHT_CALLS,
+    MATCHED,
+    SWITCHING,
+    TARGETS,
+    TRAJECTORIES,
+    TWO_CALLS,
+)
+from loopscope.stats import Estimate, mean_sd
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+ROUNDING = 1e-9
+"""Shares are floats, and so are their differences; one instance of any population weighs far more."""
+
+
+def _at_least(share: float, bound: float) -> bool:
+    return share >= bound - ROUNDING
+
+
+def _at_most(share: float, bound: float) -> bool:
+    return share <= bound + ROUNDING
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(map(_percent, values))
+
+
+def _mean(rows: Sequence[Row]) -> Estimate:
+    """The mean over backbones with equal weight, and one sample SD to either side.
+
+    NaN, of which no predicate holds, where some backbone has no share because nothing counts in it.
+    """
+    values, unit = [row.estimate.value for row in rows], "backbone, mean ± SD"
+    if any(map(math.isnan, values)):
+        return Estimate(math.nan, math.nan, math.nan, len(values), unit, 0)
+    spread = mean_sd(values)
+    return Estimate(spread.mean, spread.mean - spread.sd, spread.mean + spread.sd, spread.n, unit, 0)
+
+
+def _mean_of(evidence: Evidence, experiment: str, title: str, name: str) -> tuple[list[Record], list[Row]] | None:
+    records = evidence.mechanism(experiment)
+    return (records, [evidence.row(record, title, name) for record in records]) if records else None
+
+
+# ---- native trajectories ---------------------------------------------------------------------------------------------
+
+
+def _native(evidence: Evidence) -> tuple[list[Record], bool]:
+    """The records of D8L6 and D8L8 backbones, and whether all were measured."""
+    cohorts = COHORTS["mechanism"], COHORTS["walkers"]
+    recipes = {recipe for cohort in cohorts for recipe in cohort.recipes}
+    found = {name: record for name, record in evidence.of(TRAJECTORIES).items() if split(name)[0] in recipes}
+    wanted = {name for cohort in cohorts for name in cohort.backbones}
+    return list(found.values()), wanted <= found.keys()
+
+
+def worst(name: str, holds: Callable[[trajectories.Trajectory], bool], loop: Callable[[Facts], int]) -> Judge:
+    """A claim about every native walk, shown by the one with the lowest accuracy at a loop."""
+
+    def judge(evidence: Evidence) -> Finding | None:
+        records, complete = _native(evidence)
+        if not records:
+            return None
+        walks = {record.facts.name: trajectories.walk_of(record.predictions, record.facts) for record in records}
+        rows = {
+            record.facts.name: evidence.row(record, trajectories.ACCURACIES, f"{name}, loop {loop(record.facts)}")
+            for record in records
+        }
+        against = [each for each, walk in walks.items() if not holds(walk)]
+        lowest = min(rows, key=lambda each: rows[each].estimate.value)
+        row = rows[lowest]
+        ours = f"lowest {_percent(row.estimate.value)} ({lowest}); {len(walks) - len(against)} of {len(walks)} hold"
+        verdict = False if against else True if complete else None
+        return Finding(verdict, ours, row.estimate, row.n, records)
+
+    return judge
+
+
+def variety(evidence: Evidence) -> Finding | None:
+    """How many D8L8 backbones walk mainly in ones and how many in twos; both must occur."""
+    cohort = COHORTS["walkers"]
+    records = [record for name, record in evidence.of(TRAJECTORIES).items() if split(name)[0] in cohort.recipes]
+    if not records:
+        return None
+    walks = [trajectories.walk_of(record.predictions, record.facts).walk for record in records]
+    both = {"one", "two"} <= set(walks)
+    counted = f"{walks.count('one')} of {len(walks)} one, {walks.count('two')} two, {walks.count('neither')} neither"
+    complete = len(records) >= len(cohort.seeds)
+    return Finding(True if both else False if complete else None, counted, None, len(walks), records)
+
+
+# ---- the main backbone -----------------------------------------------------------------------------------------------
+
+
+def target_one(evidence: Evidence) -> Finding | None:
+    """J_one on the main backbone: at least 95 % one-hop answers, 20 points above the call without a map."""
+    record = evidence.main(TARGETS)
+    if record is None:
+        return None
+    steered, gain = targets.claim_one(record.predictions, record.facts)
+    ours = f"{_percent(steered.estimate.value - gain.estimate.value)} -> {_percent(steered.estimate.value)}"
+    holds = _at_least(steered.estimate.value, 0.95) and _at_least(gain.estimate.value, 0.20)
+    return Finding(holds, ours, steered.estimate, steered.n, [record])
+
+
+def target_two(evidence: Evidence) -> Finding | None:
+    """J_two on the main backbone: at least 90 % two-hop answers."""
+    record = evidence.main(TARGETS)
+    if record is None:
+        return None
+    row = targets.claim_two(record.predictions, record.facts)
+    return Finding(_at_least(row.estimate.value, 0.90), _percent(row.estimate.value), row.estimate, row.n, [record])
+
+
+def one_one(evidence: Evidence) -> Finding | None:
+    """J_one twice: at least 80 %, 20 points above leaving out the second."""
+    record = evidence.main(TWO_CALLS)
+    if record is None:
+        return None
+    row, gain = composition.claim_one_one(record.predictions, record.facts)
+    without = row.estimate.value - gain.estimate.value
+    ours = f"{_percent(row.estimate.value)} ({_percent(without)} without the second map)"
+    holds = _at_least(row.estimate.value, 0.80) and _at_least(gain.estimate.value, 0.20)
+    return Finding(holds, ours, row.estimate, row.n, [record])
+
+
+def order(evidence: Evidence) -> Finding | None:
+    """one-two against two-one: the interval of their paired difference must exclude 0."""
+    record = evidence.main(TWO_CALLS)
+    if record is None:
+        return None
+    row = composition.claim_order(record.predictions, record.facts)
+    shares = [evidence.row(record, "Two calls", composition.spelled(pair)).estimate.value for pair in ("12", "21")]
+    ours = f"{_percent(shares[0])} vs {_percent(shares[1])}"
+    return Finding(not row.estimate.low <= 0 <= row.estimate.high, ours, row.estimate, row.n, [record])
+
+
+def decay(evidence: Evidence) -> Finding | None:
+    """Repeated J_one below 60 % at call 4, mixed strings at call 8 at most 5 points above answering u."""
+    record = evidence.main(EIGHT_CALLS, composition.INDEPENDENT)
+    if record is None:
+        return None
+    fourth, above = composition.claim_decay(record.predictions, record.facts)
+    ours = (
+        f"one at call 4: {_percent(fourth.estimate.value)}; mixed at call 8 minus copy-u: "
+        f"{_percent(above.estimate.value)} [{_percent(above.estimate.low)}, {_percent(above.estimate.high)}]"
+    )
+    holds = not _at_least(fourth.estimate.value, 0.60) and _at_most(above.estimate.value, 0.05)
+    return Finding(holds, ours, fourth.estimate, fourth.n, [record])
+
+
+# ---- three backbones -------------------------------------------------------------------------------------------------
+
+
+def patched(what: str, expected: str, other: str) -> Judge:
+    """A patch between graphs: at least 60 % of what is expected of it and at most 10 % of the other, in the mean."""
+
+    def judge(evidence: Evidence) -> Finding | None:
+        title = "Pattern and output patches"
+        found = _mean_of(evidence, CROSSING, title, f"{what} -> {expected}")
+        against = _mean_of(evidence, CROSSING, title, f"{what} -> {other}")
+        if found is None or against is None:
+            return None
+        records, rows = found
+        mean, wrong = _mean(rows), _mean(against[1])
+        ours = f"{expected} {_percent(mean.value)} ({_listed(r.estimate.value for r in rows)}); {other} "
+        ours += _percent(wrong.value)
+        holds = _at_least(mean.value, 0.60) and _at_most(wrong.value, 0.10)
+        return Finding(holds, ours, mean, min(row.n for row in rows), records)
+
+    return judge
+
+
+def steered(name: str, clean: str, sign: int) -> Judge:
+    """Patterns exchanged with the unsteered run: a mean change of at least 10 points, up or down by `sign`."""
+
+    def judge(evidence: Evidence) -> Finding | None:
+        title = "Steering patterns"
+        found = _mean_of(evidence, CROSSING, title, name)
+        base = _mean_of(evidence, CROSSING, title, clean)
+        gains = _mean_of(evidence, CROSSING, title, f"{name} minus {clean}")
+        if found is None or base is None or gains is None:
+            return None
+        records, rows = found
+        change = _mean(gains[1])
+        ours = f"{_percent(_mean(base[1]).value)} -> {_percent(_mean(rows).value)} "
+        ours += f"({_listed(row.estimate.value for row in rows)})"
+        return Finding(_at_least(sign * change.value, 0.10), ours, change, min(row.n for row in rows), records)
+
+    return judge
+
+
+def switched(giver: str, receiver: str, least: float) -> Judge:
+    """Target switching: a mean of at least `least`, and 20 % in each backbone."""
+
+    def judge(evidence: Evidence) -> Finding | None:
+        title, name = f"Target switching, {giver} -> {receiver}", "pattern, layer 2: giver's target"
+        found, gains = (_mean_of(evidence, SWITCHING, title, each) for each in (name, f"{name}, minus clean"))
+        if found is None or gains is None:
+            return None
+        records, rows = found
+        values, mean = [row.estimate.value for row in rows], _mean(rows)
+        clean = mean.value - _mean(gains[1]).value
+        ours = f"{_percent(clean)} -> {_percent(mean.value)} ({_listed(values)})"
+        holds = _at_least(mean.value, least) and _at_least(min(values), 0.20)
+        return Finding(holds, ours, mean, min(row.n for row in rows), records)
+
+    return judge
+
+
+def restored(evidence: Evidence) -> Finding | None:
+    """The selected head repairs at least 50 %, the comparison head at most 5 %, all heads everything."""
+    named = {
+        name: _mean_of(evidence, CROSSING, "Restoration", f"restored, {name}")
+        for name in ("selected", "comparison", "all")
+    }
+    found = {name: each[1] for name, each in named.items() if each is not None}
+    if len(found) < len(named):
+        return None
+    means = {name: _mean(rows) for name, rows in found.items()}
+    ours = f"{_percent(means['selected'].value)} ({_listed(row.estimate.value for row in found['selected'])}) vs "
+    ours += f"{_percent(means['comparison'].value)}; all heads {_percent(means['all'].value)}"
+    whole = all(row.estimate.value == 1.0 for row in found["all"])
+    holds = _at_least(means["selected"].value, 0.50) and _at_most(means["comparison"].value, 0.05) and whole
+    n = min(row.n for row in found["selected"])
+    return Finding(holds, ours, means["selected"], n, evidence.mechanism(CROSSING))
+
+
+# ---- matched supervision ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Both backbones of every seed, complete: accuracies by regime and condition, and the gaps."""
+
+    records: Sequence[Record]
+    accuracy: Mapping[str, Row]
+    pairs: Sequence[matched.Pair]
+
+    @classmethod
+    def of(cls, evidence: Evidence, *targets: str) -> _Pairs | None:
+        """None unless every backbone of the cohort was measured, with maps for these targets."""
+        known, names = evidence.of(MATCHED), COHORTS["matched"].backbones
+        found = {name: known[name] for name in names if name in known and set(targets) <= known[name].facts.fits.keys()}
+        if len(found) < len(names):
+            return None
+        predictions: dict[str, Predictions] = {name: record.predictions for name, record in found.items()}
+        facts = {name: record.facts for name, record in found.items()}
+        single = matched.by_backbone(predictions, facts)
+        return cls(list(found.values()), {row.name: row for row in single.rows}, matched.pairs(predictions, facts))
+
+    def rows(self, regime: str, ending: str) -> list[Row]:
+        """The rows of a regime's backbones that end so."""
+        return [row for name, row in self.accuracy.items() if name.startswith(regime) and name.endswith(ending)]
+
+
+def matched_native(evidence: Evidence) -> Finding | None:
+    """Without a map, final-only backbones stay and stepwise ones advance: 99 % in each of them."""
+    found = _Pairs.of(evidence)
+    if found is None:
+        return None
+    stays, advances = found.rows("matched-final", "no map: stay"), found.rows("matched-stepwise", "no map: one")
+    worst = min((*stays, *advances), key=lambda row: row.estimate.value)
+    ours = (
+        f"{_percent(_mean(stays).value)} / {_percent(_mean(advances).value)}; lowest {_percent(worst.estimate.value)}"
+    )
+    return Finding(_at_least(worst.estimate.value, 0.99), ours, worst.estimate, worst.n, found.records)
+
+
+def matched_one(evidence: Evidence) -> Finding | None:
+    """One hop with J: stepwise at least 99 %, final-only at least 10 points lower."""
+    found = _Pairs.of(evidence, "one")
+    if found is None:
+        return None
+    final, stepwise = (_mean(found.rows(f"matched-{regime}", "J_one: one")) for regime in ("final", "stepwise"))
+    ours = f"{_percent(final.value)} vs {_percent(stepwise.value)}"
+    holds = _at_least(stepwise.value, 0.99) and _at_least(stepwise.value - final.value, 0.10)
+    return Finding(holds, ours, final, found.pairs[0].n, found.records)
+
+
+def matched_two(evidence: Evidence) -> Finding | None:
+    """Two hops with J: final-only higher in every pair."""
+    found = _Pairs.of(evidence, "two")
+    if found is None:
+        return None
+    two = [pair for pair in found.pairs if pair.target == "two"]
+    final, stepwise = (mean_sd([getattr(pair, side) for pair in two]).mean for side in ("final", "stepwise"))
+    gap = mean_sd([pair.gap.value for pair in two])
+    estimate = Estimate(gap.mean, gap.mean - gap.sd, gap.mean + gap.sd, gap.n, "pair, mean ± SD", 0)
+    higher = sum(pair.gap.value > ROUNDING for pair in two)
+    ours = f"{_percent(final)} vs {_percent(stepwise)}; higher in {higher} of {len(two)} pairs"
+    return Finding(higher == len(two), ours, estimate, two[0].n, found.records)

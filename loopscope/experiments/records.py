@@ -1,0 +1,158 @@
+"""Records: what an experiment measured on one backbone, example by example, and the tables that follow from it.
+
+An experiment has two halves.  Measuring needs the model and yields predictions, node by node; everything else (rates,
+intervals, tables, figures, claims) is computed from predictions alone, so a stored record can be judged again at any
+time, by anybody, without weights.
+
+In a store a record is an artefact of kind `record`: `record.json` and one safetensors file per population, two nodes to
+a byte.  Populations are regenerated from their recipes, so a record holds no graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+import loopscope
+from loopscope.errors import InputError
+from loopscope.experiments.subject import Subject
+from loopscope.files import damaged
+from loopscope.stats import Estimate
+from loopscope.store import Artefact, Store
+
+RECORD = "record"
+ABOUT = "record.json"
+VERSION = 1
+
+Predictions = dict[str, dict[str, Tensor]]
+"""By population and name: the node answered by every instance, uint8 [..., instances], all starts of all graphs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number: a share of `n` instances with its interval, beside the published one (both in [0, 1])."""
+
+    name: str
+    estimate: Estimate
+    n: int
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that belong together; `note` says what was counted and what was resampled."""
+
+    title: str
+    rows: list[Row]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an analysis must know of the backbone besides its predictions; `fits` counts the fits of each target."""
+
+    name: str
+    key: str
+    loops: int
+    depth: int
+    nodes: int
+    heads: int
+    fits: Mapping[str, int]
+
+    @classmethod
+    def of(cls, subject: Subject) -> Facts:
+        """Those of a subject at hand."""
+        fits = {target: len(maps) for target, maps in sorted(subject.maps.items())}
+        model = subject.model
+        return cls(subject.name, subject.key, subject.loops, subject.depth, model.config.classes, model.heads, fits)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One experiment on one backbone.
+
+    `settings` are the choices that decide what was measured (populations, a subset of graphs); `cost` is what it took:
+    seconds, device, forward-equivalents.
+    """
+
+    experiment: str
+    facts: Facts
+    predictions: Predictions
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, Any] = field(default_factory=dict)
+
+
+def pack(nodes: UInt8[Tensor, "*lead n"]) -> UInt8[Tensor, "*lead half"]:
+    """Two nodes to a byte; nodes must be below 16 and n even."""
+    if nodes.dtype != torch.uint8 or nodes.shape[-1] % 2 or (nodes.numel() and int(nodes.max()) > 15):
+        raise InputError("only an even number of nodes below 16, as uint8, can be packed")
+    return nodes[..., ::2] << 4 | nodes[..., 1::2]
+
+
+def unpack(packed: UInt8[Tensor, "*lead half"]) -> UInt8[Tensor, "*lead n"]:
+    """What `pack` was given."""
+    return torch.stack([packed >> 4, packed & 15], -1).flatten(-2)
+
+
+def config_of(experiment: str, subject: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a record's key, beside the artefacts it was measured on."""
+    return {"experiment": experiment, "version": VERSION, "subject": subject, "settings": dict(settings)}
+
+
+def save(store: Store, record: Record, inputs: Mapping[str, str], device: torch.device | str = "cpu") -> Artefact:
+    """Write a record; `inputs` are the keys of the backbone and of the maps it was measured on."""
+    config = config_of(record.experiment, record.facts.name, record.settings)
+    with store.write(RECORD, config, dict(inputs), device) as draft:
+        draft.json(ABOUT, {"facts": asdict(record.facts), "cost": dict(record.cost)})
+        for where, found in record.predictions.items():
+            draft.tensors(f"{where}.safetensors", {name: pack(nodes) for name, nodes in found.items()})
+    return draft.artefact
+
+
+def load(artefact: Artefact) -> Record:
+    """A stored record, its files hashed.  InputError for another kind, DamagedError for one that is not as written."""
+    manifest = artefact.manifest
+    if manifest.kind != RECORD:
+        raise InputError(f"{artefact.folder} is a {manifest.kind}, not a {RECORD}")
+    match artefact.json(ABOUT), manifest.config:
+        case {"facts": dict(facts), "cost": dict(cost)}, {"experiment": str(experiment), "settings": dict(settings)}:
+            pass
+        case _:
+            raise damaged(artefact.folder / ABOUT, "the facts and the cost of a record", "something else")
+    try:
+        known = Facts(**facts)
+    except TypeError:
+        names = ", ".join(each.name for each in fields(Facts))
+        raise damaged(artefact.folder / ABOUT, f"the facts {names}", ", ".join(facts) or "none") from None
+    suffix = ".safetensors"
+    files = [name for name in manifest.files if name.endswith(suffix)]
+    predictions = {
+        name.removesuffix(suffix): {each: unpack(nodes) for each, nodes in artefact.tensors(name).items()}
+        for name in files
+    }
+    return Record(experiment, known, predictions, settings, cost)
+
+
+def open_results(folder: Path | None = None) -> Store | None:
+    """The store of records at `folder`, or the one that comes with a checkout; None where neither is.
+
+    InputError for a folder that does not exist.
+    """
+    if folder is not None:
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}")
+        return Store(folder)
+    shipped = Path(loopscope.__file__).absolute().parent.parent / "results" / "graph-walks"
+    return Store(shipped) if shipped.is_dir() else None
+
+
+def records(store: Store, experiment: str | None = None) -> list[Record]:
+    """Every readable record of a store (of one experiment), by name of the backbone."""
+    found = [each for each in store.all(RECORD) if experiment in (None, each.manifest.config.get("experiment"))]
+    return sorted(map(load, found), key=lambda record: (record.experiment, record.facts.name))

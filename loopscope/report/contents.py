@@ -1,0 +1,135 @@
+"""What a report consists of: sections with figures and tables, the ledger of claims, the cost.
+
+Values only; they are drawn by `figures` and written by `page`.  Text is plain: `&`, `<` and `>` may be written as they
+are, and words between backticks come out as code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from loopscope.errors import InputError, nearest
+from loopscope.experiments.records import Table
+
+HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
+VERDICTS = (HOLDS, FAILS, NOT_RUN)
+
+NOW, STORED, BOTH = "recomputed now", "results/", "recomputed now and results/"
+ORIGINS = (NOW, STORED, BOTH, "")
+"""Where a number comes from: weights run just now, predictions stored in `results/`, some of each, or nowhere."""
+
+MAIN, LEDGER, COST = "main", "ledger", "cost"
+"""Anchors that every page has."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing and its words.
+
+    `svg` is drawn for a laptop's column, `narrow` for a phone; both take their colours from the page.  `description`
+    says in words what the drawing shows, for readers who do not see it.  `pdf` is the wide drawing in light colours.
+    """
+
+    name: str
+    title: str
+    caption: str
+    description: str
+    svg: str
+    narrow: str
+    pdf: bytes
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment: its question, what was done in a few paragraphs, what came out, and the claims it decides.
+
+    `more` are tables for the curious, which stand folded up at the end.
+    """
+
+    anchor: str
+    title: str
+    question: str
+    text: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    claims: Sequence[str] = ()
+    more: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """A claim of the paper and what became of it.  `where` is the paper's section; `n` counts instances."""
+
+    id: str
+    where: str
+    claim: str
+    paper: str
+    verdict: str
+    ours: str = ""
+    interval: str = ""
+    n: int | None = None
+    seeds: str = ""
+    scale: str = ""
+    origin: str = ""
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        """InputError for a verdict or an origin that does not exist."""
+        for what, asked, known in (("verdict", self.verdict, VERDICTS), ("origin", self.origin, ORIGINS)):
+            if asked not in known:
+                choices = ", ".join(filter(None, known))
+                raise InputError(f"no {what} {asked!r} (claim {self.id}): there are {choices}{nearest(asked, known)}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step took.  `forwards` are forward-equivalents of the model, `plain` those of one run per program."""
+
+    step: str
+    seconds: float
+    device: str = ""
+    forwards: int | float | None = None
+    plain: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole page; `lead` is its opening, paragraph by paragraph."""
+
+    title: str
+    lead: Sequence[str]
+    sections: Sequence[Section]
+    ledger: Sequence[LedgerRow] = ()
+    costs: Sequence[Cost] = ()
+
+    def __post_init__(self) -> None:
+        """InputError for names that are used twice or cannot be part of an address, and for unknown claims."""
+        known = [row.id for row in self.ledger]
+        _check_names("section", (MAIN, LEDGER, COST, *(section.anchor for section in self.sections)))
+        _check_names("figure", (figure.name for section in self.sections for figure in section.figures))
+        _check_names("claim", known)
+        for section in self.sections:
+            for claim in section.claims:
+                if claim not in known:
+                    raise InputError(
+                        f"section {section.anchor}: no claim {claim!r} in the ledger{nearest(claim, known)}"
+                    )
+
+
+def percent(share: float) -> str:
+    """A share as it is printed everywhere: per cent with one decimal and a proper minus sign."""
+    text = f"{100 * share:.1f}"
+    return ("0.0" if text == "-0.0" else text).replace("-", "\N{MINUS SIGN}")
+
+
+def _check_names(kind: str, names: Iterable[str]) -> None:
+    """They become anchors and file names: letters, digits and . _ - only, and each once."""
+    seen: set[str] = set()
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise InputError(f"{kind} {name!r}: a name has letters, digits and . _ - only, a letter or digit first")
+        if name in seen:
+            raise InputError(f"{kind} {name!r} is there twice; names must differ")
+        seen.add(name)

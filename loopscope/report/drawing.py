@@ -1,0 +1,180 @@
+"""From a matplotlib canvas to a `Figure`: colours that follow the page's theme, text that stays text, ids of its own.
+
+Figures are drawn in the colours of the light theme, which is what PDFs and separate SVG files show.  On the page each
+of these colours becomes a CSS variable with the light one as fallback, so one drawing serves both themes.  Everything
+is drawn twice, for the two widths of the page, because text shrunk to a phone cannot be read.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Callable, Sized
+from typing import Any, TypeAlias
+from xml.etree import ElementTree
+
+from loopscope.errors import InputError
+from loopscope.report.contents import Figure
+
+# The other modules that draw import matplotlib's names from here, where its absence is explained.
+try:
+    import matplotlib
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
+    from matplotlib.figure import Figure as MatplotlibFigure
+    from matplotlib.ticker import MultipleLocator, PercentFormatter
+except ModuleNotFoundError as error:
+    raise InputError("drawing figures needs matplotlib: pip install 'loopscope[plot]'") from error
+
+Canvas: TypeAlias = MatplotlibFigure
+
+WIDE, NARROW = 720, 328
+"""Widths in CSS pixels: a column of text on a laptop, and a 360-pixel phone without its margins."""
+
+PAPER, INK, FAINT, RULE = "#ffffff", "#1d2125", "#59616b", "#d5d9de"
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#0b5fa5", "#b45309", "#00775a", "#8a3f8f", "#68707a"
+HEAT, ALARM = "#0a4a86", "#c8102e"
+
+THEMED = {
+    PAPER: "paper", INK: "ink", FAINT: "faint", RULE: "rule", BLUE: "blue", ORANGE: "orange", GREEN: "green",
+    PURPLE: "purple", GREY: "grey", HEAT: "heat", ALARM: "alarm",
+}  # fmt: skip
+"""The CSS variable (less its two hyphens) that stands for each colour on the page; style.css defines both themes."""
+
+RAMP = LinearSegmentedColormap.from_list("heat", [to_rgba(HEAT, 0.0), to_rgba(HEAT, 1.0)])
+"""One hue from nothing to full, over whatever the page's background is."""
+
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, GREY, INK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Series differ by colour and by marker: no reader needs the colours."""
+
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 11.0, "axes.titlesize": 11.5, "axes.labelsize": 11.0, "legend.fontsize": 11.0,
+    "xtick.labelsize": 10.5, "ytick.labelsize": 10.5,
+    "text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "xtick.labelcolor": FAINT,
+    "ytick.labelcolor": FAINT, "axes.edgecolor": RULE, "xtick.color": RULE, "ytick.color": RULE, "grid.color": RULE,
+    "figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.linewidth": 1.0, "grid.linewidth": 0.7,
+    "axes.titlelocation": "left", "axes.titlepad": 5.0, "axes.axisbelow": True, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "legend.handlelength": 1.8, "hatch.linewidth": 0.7,
+}  # fmt: skip
+
+FONTS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+SVG = "http://www.w3.org/2000/svg"
+
+
+def canvas(width: int, height: int) -> Canvas:
+    """An empty canvas of so many CSS pixels, laid out so that nothing overlaps."""
+    return MatplotlibFigure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+
+
+def percent_axis(axes: Axes, horizontal: bool, low: float = 0.0, high: float = 1.0) -> None:
+    """Shares as percentages, with a light grid along the axis that measures."""
+    axis = axes.xaxis if horizontal else axes.yaxis
+    step = 0.25 if high - low <= 1.0 else 0.5
+    axis.set_major_locator(MultipleLocator(step))
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
+    margin = 0.02 * (high - low)
+    (axes.set_xlim if horizontal else axes.set_ylim)(low - margin, high + margin)
+    axes.grid(True, axis="x" if horizontal else "y")
+    axes.tick_params(length=0)
+
+
+def heading(title: str, width: int, columns: int) -> str:
+    """The title of one of so many panels side by side, in as many lines as it needs."""
+    return textwrap.fill(title, max(8, int(width / columns / 7.5)))
+
+
+def check_some(name: str, given: Sized) -> None:
+    """InputError for a figure without content."""
+    if not len(given):
+        raise InputError(f"figure {name!r} has nothing to draw: at least one entry is needed")
+
+
+def draw(name: str, title: str, caption: str, description: str, plot: Callable[[int], Canvas]) -> Figure:
+    """Call `plot` for both widths and make a figure of what it drew; equal drawings give equal bytes."""
+    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
+        wide, narrow = plot(WIDE), plot(NARROW)
+        for drawn in (wide, narrow):  # lay out once, not again for every format
+            drawn.draw_without_rendering()
+            drawn.set_layout_engine("none")
+        file = io.BytesIO()
+        wide.savefig(file, format="pdf", metadata={"CreationDate": None, "Creator": "loopscope", "Title": title})
+        page_wide = _themed(_svg(wide), f"{name}-wide", title, description)
+        page_narrow = _themed(_svg(narrow), f"{name}-narrow", title, description)
+    return Figure(name, title, caption, description, page_wide, page_narrow, file.getvalue())
+
+
+def _svg(drawn: Canvas) -> str:
+    file = io.StringIO()
+    drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return file.getvalue()
+
+
+def _themed(text: str, prefix: str, title: str, description: str) -> str:
+    """matplotlib's file as an element of a page: named for screen readers, themed, compact, its ids its own."""
+    root = ElementTree.fromstring(text)
+    for element in root.iter():
+        element.tag = element.tag.partition("}")[2]
+        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+    used = {found for element in root.iter() for found in _references(element)}
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in ("metadata", "style") or _unseen(child):
+                parent.remove(child)
+    for element in root.iter():
+        _rewrite(element, prefix, used)
+    _, _, width, height = root.attrib["viewBox"].split()
+    words = [ElementTree.Element(tag, {"id": f"{prefix}-{tag}"}) for tag in ("title", "desc")]
+    words[0].text, words[1].text = title, description
+    root[:0] = words
+    root.attrib = {
+        "xmlns": SVG, "viewBox": root.attrib["viewBox"], "width": width, "height": height, "role": "img",
+        "aria-labelledby": f"{prefix}-title", "aria-describedby": f"{prefix}-desc", "stroke-linejoin": "round",
+        "font-family": FONTS,
+    }  # fmt: skip
+    for element in root.iter():  # line breaks between elements say nothing; those of texts would be seen
+        if element.tag not in ("text", "tspan", "title", "desc"):
+            element.text = None
+        element.tail = None
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _references(element: ElementTree.Element) -> list[str]:
+    """The ids an element points to, by href or by url()."""
+    links = [element.attrib["href"][1:]] if element.get("href", "").startswith("#") else []
+    return links + [found for value in element.attrib.values() for found in re.findall(r"url\(#([^)]+)\)", value)]
+
+
+def _unseen(element: ElementTree.Element) -> bool:
+    """Cells of a heat map with nothing in them."""
+    return element.tag == "path" and element.get("style") == "fill: none"
+
+
+def _rewrite(element: ElementTree.Element, prefix: str, used: set[str]) -> None:
+    """Give one element its themed colours, short numbers, and an id of its own, or none."""
+    name = element.attrib.pop("id", "")
+    if name in used:
+        element.set("id", f"{prefix}-{name}")
+    if name.startswith("QuadMesh"):
+        element.set("shape-rendering", "crispEdges")  # else the page shines through between neighbouring cells
+    for key, value in element.attrib.items():
+        match key:
+            case "d" | "x" | "y" | "width" | "height" | "transform":
+                value = " ".join(re.sub(r"-?\d+\.\d+", lambda number: _short(number[0]), value).split())
+            case "style":
+                value = re.sub(r"#[0-9a-f]{6}", lambda colour: _variable(colour[0]), value)
+                value = re.sub(r"font-family: [^;]+;?", "", value)  # the root names one for all
+            case "href" if value.startswith("#"):
+                value = f"#{prefix}-{value[1:]}"
+        element.set(key, value.replace("url(#", f"url(#{prefix}-"))
+
+
+def _short(number: str) -> str:
+    """A hundredth of a pixel is enough."""
+    return f"{float(number):.2f}".rstrip("0").rstrip(".")
+
+
+def _variable(colour: str) -> str:
+    return f"var(--{THEMED[colour]}, {colour})" if colour in THEMED else colour

@@ -1,0 +1,300 @@
+"""The figures of the report, each a function from plain numbers to a `Figure`.
+
+Every function takes `name` (file name and anchor), `title` (a few words) and `caption` (what the reader should know:
+population, n, what the intervals resample).  Shares are in [0, 1] and shown in per cent.  Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loopscope.experiments.records import Table
+from loopscope.report.contents import Figure, percent
+from loopscope.report.drawing import (
+    BLUE,
+    FAINT,
+    GREY,
+    INK,
+    MARKERS,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RULE,
+    SERIES,
+    WIDE,
+    Axes,
+    Canvas,
+    canvas,
+    check_some,
+    draw,
+    heading,
+    percent_axis,
+)
+from loopscope.stats import Estimate
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series by call; a control is drawn thinner and dashed."""
+
+    name: str
+    calls: Sequence[Estimate]
+    control: bool = False
+
+
+def stacked_answers(
+    name: str, title: str, caption: str, answers: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, str]
+) -> Figure:
+    """One bar per condition, divided by answer in the order of `labels` (answer -> what it is called).
+
+    Whiskers are the intervals of the shares, drawn at each part's end.  Every condition has every answer.
+    """
+    check_some(name, answers)
+    colours = (GREY, BLUE, ORANGE, PURPLE, FAINT)
+
+    def plot(width: int) -> Canvas:
+        drawn = canvas(width, 62 + 34 * len(answers))
+        axes = drawn.subplots()
+        for place, parts in enumerate(answers.values()):
+            start = 0.0
+            for colour, answer in zip(colours, labels, strict=False):
+                part = parts[answer]
+                axes.barh(place, part.value, 0.66, start, color=colour, edgecolor=PAPER, linewidth=1.0,
+                          label=labels[answer] if place == 0 else None)  # fmt: skip
+                if part.value >= (0.08 if width == WIDE else 0.16):
+                    axes.text(
+                        start + part.value / 2,
+                        place,
+                        percent(part.value),
+                        color=PAPER,
+                        ha="center",
+                        va="center_baseline",
+                    )
+                start += part.value
+                if answer != list(labels)[-1]:
+                    _whisker(axes, place + 0.42, part, start - part.value)
+        axes.set_yticks(range(len(answers)), list(answers), color=INK)
+        axes.set_ylim(len(answers) - 0.45, -0.55)
+        percent_axis(axes, horizontal=True)
+        axes.set_xlabel("answers, %")
+        axes.spines["left"].set_visible(False)
+        drawn.legend(
+            loc="outside upper left", ncols=len(labels), columnspacing=1.1, handlelength=0.9, handletextpad=0.4
+        )
+        return drawn
+
+    def words(condition: str, parts: Mapping[str, Estimate]) -> str:
+        return f"{condition}: " + ", ".join(f"{labels[each]} {percent(parts[each].value)} %" for each in labels) + "."
+
+    return draw(name, title, caption, " ".join(words(*each) for each in answers.items()), plot)
+
+
+def lines_by_call(name: str, title: str, caption: str, lines: Sequence[Line]) -> Figure:
+    """Accuracy at calls 1, 2, ... for several series, each with its interval as a band."""
+    check_some(name, lines)
+
+    def plot(width: int) -> Canvas:
+        drawn = canvas(width, 330 if width == WIDE else 300 + 8 * len(lines))
+        axes = drawn.subplots()
+        for index, line in enumerate(lines):
+            calls = range(1, len(line.calls) + 1)
+            colour = SERIES[index % len(SERIES)]
+            axes.fill_between(calls, [each.low for each in line.calls], [each.high for each in line.calls],
+                              color=colour, alpha=0.18, linewidth=0)  # fmt: skip
+            axes.plot(calls, [each.value for each in line.calls], color=colour, marker=MARKERS[index % len(MARKERS)],
+                      markersize=5, linewidth=1.2 if line.control else 2.0, label=line.name,
+                      linestyle=(0, (3, 2)) if line.control else "-",
+                      markerfacecolor=PAPER if line.control else colour)  # fmt: skip
+        axes.set_xticks(range(1, 1 + max(len(line.calls) for line in lines)))
+        percent_axis(axes, horizontal=False)
+        axes.set_xlabel("call after the trained loops")
+        axes.set_ylabel("right, %")
+        drawn.legend(loc="outside upper left", ncols=4 if width == WIDE else 2, columnspacing=1.2)
+        return drawn
+
+    words = [f"{line.name}: " + " ".join(percent(each.value) for each in line.calls) + "." for line in lines]
+    return draw(name, title, caption, "Per cent right by call. " + " ".join(words), plot)
+
+
+def rates(name: str, title: str, caption: str, tables: Sequence[Table]) -> Figure:
+    """Every row of the tables as a dot with its interval, the paper's value beside it as a hollow diamond."""
+    rows = [(table.title, row) for table in tables for row in table.rows]
+    check_some(name, rows)
+    low = -1.0 if any(row.estimate.value < 0 for _, row in rows) else 0.0
+
+    def plot(width: int) -> Canvas:
+        wide = width == WIDE
+        places, groups, place = [], [], 0.0
+        for index, (group, _) in enumerate(rows):
+            if len(tables) > 1 and (index == 0 or rows[index - 1][0] != group):
+                place += 0.35 if index else 0.0
+                groups.append((place, group))
+                place += 1
+            places.append(place)
+            place += 1
+        drawn = canvas(width, round(66 + place * (23 if wide else 36)))
+        axes = drawn.subplots()
+        for at, (_, row) in zip(places, rows, strict=True):
+            each = row.estimate
+            axes.plot([each.low, each.high], [at, at], color=BLUE, linewidth=2.2, solid_capstyle="butt")
+            axes.plot(each.value, at, "o", color=BLUE, markersize=6.5)
+            if row.paper is not None:
+                axes.plot(
+                    row.paper, at, "D", markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.2, markersize=6.5
+                )
+            if not wide:
+                axes.text(low, at - 0.45, row.name, va="center_baseline")
+            axes.text(1.035, at, percent(each.value), transform=axes.get_yaxis_transform(), va="center_baseline")
+        for at, group in groups:
+            axes.text(0.0, at, group, transform=axes.get_yaxis_transform(), weight="bold", va="center_baseline")
+        axes.set_yticks(places, [row.name if wide else "" for _, row in rows], color=INK)
+        axes.set_ylim(place - 0.4, -0.6 if wide or groups else -0.9)
+        percent_axis(axes, horizontal=True, low=low)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("%")
+        axes.plot([], [], "o", color=BLUE, markersize=6.5, label="ours, with 95 % interval")
+        if any(row.paper is not None for _, row in rows):
+            axes.plot([], [], "D", markerfacecolor="none", markeredgecolor=INK, markersize=6.5, label="paper")
+        drawn.legend(loc="outside upper left", ncols=2, handlelength=1.0, handletextpad=0.4)
+        return drawn
+
+    words = [
+        f"{row.name}: {percent(row.estimate.value)} %"
+        + ("" if row.paper is None else f" (paper {percent(row.paper)})")
+        for _, row in rows
+    ]  # fmt: skip
+    return draw(name, title, caption, "; ".join(words) + ".", plot)
+
+
+def paired(
+    name: str, title: str, caption: str, panels: Mapping[str, Sequence[tuple[float, float]]],
+    sides: tuple[str, str] = ("final-only", "stepwise"),
+) -> Figure:  # fmt: skip
+    """Pairs of backbones joined by lines, one panel per task; a short bar is the mean of each side."""
+    check_some(name, panels)
+
+    def plot(width: int) -> Canvas:
+        drawn = canvas(width, 290)
+        grid = drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (label, pairs) in zip(grid, panels.items(), strict=True):
+            for index, pair in enumerate(pairs):
+                axes.plot((0, 1), pair, color=GREY, linewidth=1.0, zorder=1)
+                for side, colour in enumerate((BLUE, ORANGE)):
+                    axes.plot(side, pair[side], MARKERS[index % len(MARKERS)], color=colour, markersize=6.5, zorder=2)
+            for side in (0, 1):
+                mean = float(np.mean([pair[side] for pair in pairs]))
+                axes.plot((side - 0.16, side + 0.16), (mean, mean), color=INK, linewidth=2.4, zorder=3)
+            axes.set_title(heading(label, width, len(panels)))
+            axes.set_xticks((0, 1), sides, color=INK)
+            axes.set_xlim(-0.45, 1.45)
+            percent_axis(axes, horizontal=False)
+        grid[0].set_ylabel("right, %")
+        return drawn
+
+    def words(label: str, pairs: Sequence[tuple[float, float]]) -> str:
+        return f"{label}, {sides[0]} and {sides[1]}: " + "; ".join(" ".join(map(percent, pair)) for pair in pairs) + "."
+
+    return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)
+
+
+def components(
+    name: str, title: str, caption: str, panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+) -> Figure:
+    """Grouped bars: panel (direction of the exchange) -> component -> layer.  A layer missing somewhere is left out."""
+    check_some(name, panels)
+    layers = list(dict.fromkeys(layer for panel in panels.values() for bars in panel.values() for layer in bars))
+    shown = list(dict.fromkeys(component for panel in panels.values() for component in panel))
+
+    def plot(width: int) -> Canvas:
+        side_by_side = width == WIDE
+        height = 56 + len(shown) * (8 + 12 * len(layers))
+        shape = (1, len(panels)) if side_by_side else (len(panels), 1)
+        drawn = canvas(width, height if side_by_side else height * len(panels))
+        grid = drawn.subplots(*shape, sharey=True, squeeze=False).flatten()
+        thick = 0.84 / len(layers)
+        for axes, (label, panel) in zip(grid, panels.items(), strict=True):
+            for index, layer in enumerate(layers):
+                there = [
+                    (place, panel[each][layer]) for place, each in enumerate(shown) if layer in panel.get(each, {})
+                ]
+                at = [place + (index - (len(layers) - 1) / 2) * thick for place, _ in there]
+                axes.barh(
+                    at, [bar.value for _, bar in there], 0.88 * thick, color=SERIES[index % len(SERIES)], label=layer
+                )
+                for place, (_, bar) in zip(at, there, strict=True):
+                    _whisker(axes, place, bar)
+            axes.set_title(heading(label, width, shape[1]))
+            axes.set_yticks(range(len(shown)), shown, color=INK)
+            axes.set_ylim(len(shown) - 0.5, -0.5)
+            percent_axis(axes, horizontal=True)
+        grid[-1].set_xlabel("switched to the giver's target, %")
+        if side_by_side:
+            for axes in grid[:-1]:
+                axes.set_xlabel("switched to the giver's target, %")
+        handles, names = grid[0].get_legend_handles_labels()
+        drawn.legend(handles, names, loc="outside upper left", ncols=len(layers), handlelength=0.9, handletextpad=0.4)
+        return drawn
+
+    def words(label: str, panel: Mapping[str, Mapping[str, Estimate]]) -> str:
+        parts = (f"{each} " + ", ".join(f"{layer} {percent(bar.value)}" for layer, bar in bars.items())
+                 for each, bars in panel.items())  # fmt: skip
+        return f"{label}, per cent: " + "; ".join(parts) + "."
+
+    return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)
+
+
+def subsets(
+    name: str, title: str, caption: str, panels: Mapping[str, Mapping[tuple[int, ...], Estimate]], heads: int
+) -> Figure:
+    """A bar for every subset of heads, whose members are the filled dots of a matrix; smaller subsets come first."""
+    check_some(name, panels)
+    rows = sorted({subset for panel in panels.values() for subset in panel}, key=lambda subset: (len(subset), subset))
+
+    def plot(width: int) -> Canvas:
+        drawn = canvas(width, 62 + 19 * len(rows))
+        ratios = [0.22 if width == WIDE else 0.62, *[1.0] * len(panels)]
+        matrix, *grid = drawn.subplots(1, 1 + len(panels), sharey=True, width_ratios=ratios, squeeze=False)[0]
+        for place, subset in enumerate(rows):
+            matrix.plot(range(heads), [place] * heads, "o", color=RULE, markersize=6)
+            matrix.plot(subset, [place] * len(subset), "o-", color=INK, markersize=6, linewidth=1.6)
+        matrix.set_xticks(range(heads), [str(head) for head in range(heads)], color=INK)
+        matrix.set_yticks([])
+        matrix.set_xlim(-0.6, heads - 0.4)
+        matrix.set_title("heads")
+        matrix.tick_params(length=0)
+        for spine in matrix.spines.values():
+            spine.set_visible(False)
+        for axes, (label, panel) in zip(grid, panels.items(), strict=True):
+            for place, subset in enumerate(rows):
+                if subset in panel:
+                    axes.barh(place, panel[subset].value, 0.62, color=BLUE)
+                    _whisker(axes, place, panel[subset])
+            axes.set_title(heading(label, width, len(panels) + 1))
+            axes.set_ylim(len(rows) - 0.4, -0.6)
+            percent_axis(axes, horizontal=True)
+            axes.set_xlabel("%")
+        return drawn
+
+    def words(label: str, panel: Mapping[tuple[int, ...], Estimate]) -> str:
+        bars = (
+            f"heads {'+'.join(map(str, subset))} {percent(panel[subset].value)}" for subset in rows if subset in panel
+        )
+        return f"{label}, per cent: " + "; ".join(bars) + "."
+
+    return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)
+
+
+def _whisker(axes: Axes, place: float | int, estimate: Estimate, start: float = 0.0) -> None:
+    """The interval of a bar, unless it is too short to be seen."""
+    if estimate.high - estimate.low > 0.002:
+        axes.plot(
+            (start + estimate.low, start + estimate.high),
+            (place, place),
+            color=INK,
+            linewidth=1.2,
+            marker="|",
+            markersize=4,
+        )
