@@ -12,7 +12,8 @@ from torch import Tensor
 
 from loopscope.artefacts import BACKBONE, MAP, RESULT
 from loopscope.errors import DamagedError, InputError
-from loopscope.experiments.matched import BEFORE, HOPS, curves, measure, pairs, summary, tables
+from loopscope.experiments.learning import curves, noted, notes
+from loopscope.experiments.matched import BEFORE, HOPS, measure, pairs, summary, tables
 from loopscope.experiments.records import Facts, Predictions, Row, Table
 from loopscope.experiments.subject import Subject, Walks, instances, load_subject
 from loopscope.plain import plain_run
@@ -294,6 +295,7 @@ def test_copying_scores_where_the_cycle_length_divides_the_steps(paper_at: Walks
 def test_curves_of_the_zoo() -> None:
     zoo = open_zoo()
     found = curves(zoo, ["tiny-0"], prefix="tiny-")
+    assert noted(notes(zoo, "tiny-0", "tiny-")) == found
     assert [(curve.target, curve.fit) for curve in found] == [("one", 1), ("one", 2), ("stay", 1), ("stay", 2)]
     for curve in found:
         assert curve.backbone == "tiny-0"

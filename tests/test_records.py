@@ -158,13 +158,20 @@ def test_a_changed_byte_is_damage(store: Store, name: str, refused: Callable[...
     assert refused(DamagedError, records, store) == told
 
 
+FACTS = "the facts name, key, loops, depth, nodes, heads, fits"
+
+
 @pytest.mark.parametrize(
     ("about", "expected", "found"),
     [
-        (["facts", "cost"], "the facts and the cost of a record", "something else"),
-        ({"facts": {}}, "the facts and the cost of a record", "something else"),
-        ({"facts": {"name": "x"}, "cost": {}}, "the facts name, key, loops, depth, nodes, heads, fits", "name"),
-        ({"facts": {}, "cost": {}}, "the facts name, key, loops, depth, nodes, heads, fits", "none"),
+        (["facts", "cost"], "facts, cost and notes of a record", "something else"),
+        ({"facts": {}}, "facts, cost and notes of a record", "something else"),
+        (
+            {"facts": {"name": "x"}, "cost": {}, "notes": {}},
+            "the facts name, key, loops, depth, nodes, heads, fits",
+            "name",
+        ),
+        ({"facts": {}, "cost": {}, "notes": {}}, FACTS, "none"),
     ],
 )
 def test_a_record_written_by_another_hand(

@@ -63,7 +63,7 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[obje
     """A table with `left` text columns, the others aligned to the right as numbers."""
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", overflow="fold")
+        table.add_column(column, justify="left" if index < left else "right", overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*map(str, row))
     Console().print(table)

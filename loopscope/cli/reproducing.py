@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,11 +95,10 @@ def reproduce(
 
     asked = chosen(experiments or ())
     cohorts = _cohorts(cohort or (), asked)
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is no folder, so the report cannot be written there")
+    _refuse_files(out, store, export)
     stored = _stored(results)
     if profile == "quick":
-        fresh = _quick(asked, cohorts, stored, store, zoo, device)
+        fresh = _quick(asked, bool(experiments), cohorts, stored, store, zoo, device)
     elif profile == "paper":
         fresh = _paper(asked, cohorts, store, device, save_every)
     else:
@@ -114,6 +114,14 @@ def reproduce(
     typer.echo(f"The report: {page}")
 
 
+def _refuse_files(*folders: Path | None) -> None:
+    """InputError where a file stands in the place of a folder that is to be written, before anything is measured."""
+    for folder in filter(None, folders):
+        there = next(each for each in (folder, *folder.parents, Path()) if each.exists())
+        if not there.is_dir():
+            raise InputError(f"{there} is no folder, so nothing can be written to {folder}")
+
+
 def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Cohort]:
     """Those named, or all that the experiments are done on."""
     from loopscope.experiments.suite import COHORTS
@@ -121,7 +129,7 @@ def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Coho
     for name in names:
         if name not in COHORTS:
             raise InputError(f"no cohort {name!r}; there are {', '.join(COHORTS)}{nearest(name, COHORTS)}")
-    needed = {name for experiment in asked for name in experiment.cohorts}
+    needed = dict.fromkeys(name for experiment in asked for name in experiment.cohorts)
     found = [each for each in COHORTS.values() if each.name in needed and (not names or each.name in names)]
     if not found:
         raise InputError(f"{', '.join(e.name for e in asked)}: not done on {', '.join(names)}, but {', '.join(needed)}")
@@ -129,8 +137,10 @@ def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Coho
 
 
 def _quick(
-    asked: list[Experiment], cohorts: list[Cohort], stored: list[Record], folder: Path, zoo: Path | None, device: str
-) -> list[Record]:
+    asked: list[Experiment], by_name: bool, cohorts: list[Cohort], stored: list[Record], folder: Path,
+    zoo: Path | None, device: str,
+) -> list[Record]:  # fmt: skip
+    """Measure on the zoo's weights.  InputError for what was asked for by name and cannot be done on any of them."""
     from loopscope.experiments.campaign import carry_out, steps
     from loopscope.experiments.suite import selection
     from loopscope.store import Store
@@ -138,11 +148,14 @@ def _quick(
     from loopscope.zoo import open_zoo
 
     weights = open_zoo(zoo)
-    todo = steps(weights, cohorts, asked, selection(stored), "quick")
-    if not todo:
-        raise InputError(f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)}")
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is no folder, so no store")
+    chosen = selection(stored)
+    todo = steps(weights, cohorts, asked, chosen, "quick")
+    idle = [each.name for each in asked if each.name not in {step.experiment.name for step in todo}]
+    if not todo or (by_name and idle):
+        raise InputError(
+            f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)} for "
+            f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
+        )
     with spinner() as tell:
         return list(carry_out(todo, weights, Store(folder), pick_device(device), tell))
 
@@ -192,7 +205,7 @@ def _ledger(verdicts: list[Verdict]) -> None:
 
 def _interval(verdict: Verdict) -> str:
     each = verdict.estimate
-    if each is None:
+    if each is None or math.isnan(each.low):
         return ""
     if "SD" in each.unit:
         return f"± {100 * (each.high - each.value):.1f}"
@@ -200,11 +213,15 @@ def _interval(verdict: Verdict) -> str:
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
-    claim = verdict.claim
+    """JSON has no NaN: a number that could not be estimated is null."""
+    claim, estimate = verdict.claim, None
+    if verdict.estimate is not None:
+        given = asdict(verdict.estimate)
+        estimate = {name: None if value != value else value for name, value in given.items()}
     return {
         "id": claim.id, "section": claim.where, "claim": claim.text, "paper": claim.paper, "holds_if": claim.holds_if,
         "verdict": verdict.verdict, "ours": verdict.ours,
-        "estimate": None if verdict.estimate is None else asdict(verdict.estimate), "n": verdict.n,
+        "estimate": estimate, "n": verdict.n,
         "backbones": verdict.backbones, "scale": verdict.scale,
         "records": {"measured now": verdict.fresh, "results": verdict.stored},
         "command": f"loopscope reproduce {claim.experiment}" if claim.experiment else "",

@@ -80,11 +80,11 @@ def carry_out(
         tell(f"{number}/{len(todo)} {step}")
         if step.backbone not in subjects:
             subjects = {step.backbone: load_subject(weights, step.backbone, device, step.cohort.prefix)}
-        yield measured(step, subjects[step.backbone], store)
+        yield measured(step, subjects[step.backbone], weights, store)
 
 
-def measured(step: Step, subject: Subject, store: Store) -> Record:
-    """One record, found or made."""
+def measured(step: Step, subject: Subject, weights: Store, store: Store) -> Record:
+    """One record, found in the store or made; `weights` is where the subject comes from."""
     inputs = {BACKBONE: subject.key} | {
         f"{target}-{number}": key
         for target, keys in subject.keys.items()
@@ -103,7 +103,8 @@ def measured(step: Step, subject: Subject, store: Store) -> Record:
         "forwards": subject.forwards(subject.meter.rows - before.rows),
         "plain": subject.forwards(subject.meter.plain_rows - before.plain_rows),
     }
-    record = Record(name, Facts.of(subject), predictions, step.settings, cost)
+    notes = {} if step.experiment.notes is None else step.experiment.notes(weights, subject.name, step.cohort.prefix)
+    record = Record(name, Facts.of(subject), predictions, step.settings, cost, notes)
     save(store, record, inputs, subject.device)
     return record
 

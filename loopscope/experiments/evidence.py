@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from loopscope.experiments.records import Record, Row, Table
-from loopscope.experiments.suite import EXPERIMENTS, MECHANISM, Selection, selection
+from loopscope.experiments.suite import EXPERIMENTS, Selection, selection
 from loopscope.stats import Estimate
 from loopscope.tasks.populations import population
 
@@ -49,10 +49,9 @@ class Evidence:
         return self.of(experiment, where).get(names[0]) if names else None
 
     def mechanism(self, experiment: str) -> list[Record]:
-        """Those of the mechanism backbones, the main one first; none unless all three were measured."""
+        """Those of the mechanism backbones that were measured, the main one first."""
         found = self.of(experiment)
-        names = self.selection.names
-        return [found[name] for name in names] if len(names) == MECHANISM and set(names) <= found.keys() else []
+        return [found[name] for name in self.selection.names if name in found]
 
     def tables(self, record: Record) -> list[Table]:
         """The tables of a record, with the paper's numbers where it is the main backbone's; made once."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from loopscope.experiments import composition, matched, targets, trajectories
 from loopscope.experiments.evidence import Evidence, Finding, Judge, split
@@ -17,6 +18,7 @@ from loopscope.experiments.suite import (
     CROSSING,
     EIGHT_CALLS,
     MATCHED,
+    MECHANISM,
     SWITCHING,
     TARGETS,
     TRAJECTORIES,
@@ -39,7 +41,7 @@ def _at_most(share: float, bound: float) -> bool:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+    return f"{round(100 * share, 1) + 0.0:.1f}"  # + 0.0: there is no -0.0
 
 
 def _listed(values: Iterable[float]) -> str:
@@ -47,13 +49,15 @@ def _listed(values: Iterable[float]) -> str:
 
 
 def _mean(rows: Sequence[Row]) -> Estimate:
-    """The mean over backbones with equal weight, and one sample SD to either side.
+    """The mean over backbones with equal weight, and one sample SD to either side; a single one as it is.
 
     NaN, of which no predicate holds, where some backbone has no share because nothing counts in it.
     """
     values, unit = [row.estimate.value for row in rows], "backbone, mean ± SD"
     if any(map(math.isnan, values)):
         return Estimate(math.nan, math.nan, math.nan, len(values), unit, 0)
+    if len(rows) == 1:
+        return rows[0].estimate
     spread = mean_sd(values)
     return Estimate(spread.mean, spread.mean - spread.sd, spread.mean + spread.sd, spread.n, unit, 0)
 
@@ -153,7 +157,8 @@ def order(evidence: Evidence) -> Finding | None:
     row = composition.claim_order(record.predictions, record.facts)
     shares = [evidence.row(record, "Two calls", composition.spelled(pair)).estimate.value for pair in ("12", "21")]
     ours = f"{_percent(shares[0])} vs {_percent(shares[1])}"
-    return Finding(not row.estimate.low <= 0 <= row.estimate.high, ours, row.estimate, row.n, [record])
+    spans_zero = _at_most(row.estimate.low, 0.0) and _at_least(row.estimate.high, 0.0)
+    return Finding(not spans_zero, ours, row.estimate, row.n, [record])
 
 
 def decay(evidence: Evidence) -> Finding | None:
@@ -173,6 +178,11 @@ def decay(evidence: Evidence) -> Finding | None:
 # ---- three backbones -------------------------------------------------------------------------------------------------
 
 
+def _if_all(records: Sequence[Record], holds: bool) -> bool | None:
+    """A mean over mechanism backbones decides nothing before all three were measured."""
+    return holds if len(records) == MECHANISM else None
+
+
 def patched(what: str, expected: str, other: str) -> Judge:
     """A patch between graphs: at least 60 % of what is expected of it and at most 10 % of the other, in the mean."""
 
@@ -187,7 +197,7 @@ def patched(what: str, expected: str, other: str) -> Judge:
         ours = f"{expected} {_percent(mean.value)} ({_listed(r.estimate.value for r in rows)}); {other} "
         ours += _percent(wrong.value)
         holds = _at_least(mean.value, 0.60) and _at_most(wrong.value, 0.10)
-        return Finding(holds, ours, mean, min(row.n for row in rows), records)
+        return Finding(_if_all(records, holds), ours, mean, min(row.n for row in rows), records)
 
     return judge
 
@@ -206,7 +216,8 @@ def steered(name: str, clean: str, sign: int) -> Judge:
         change = _mean(gains[1])
         ours = f"{_percent(_mean(base[1]).value)} -> {_percent(_mean(rows).value)} "
         ours += f"({_listed(row.estimate.value for row in rows)})"
-        return Finding(_at_least(sign * change.value, 0.10), ours, change, min(row.n for row in rows), records)
+        holds = _if_all(records, _at_least(sign * change.value, 0.10))
+        return Finding(holds, ours, change, min(row.n for row in rows), records)
 
     return judge
 
@@ -224,7 +235,7 @@ def switched(giver: str, receiver: str, least: float) -> Judge:
         clean = mean.value - _mean(gains[1]).value
         ours = f"{_percent(clean)} -> {_percent(mean.value)} ({_listed(values)})"
         holds = _at_least(mean.value, least) and _at_least(min(values), 0.20)
-        return Finding(holds, ours, mean, min(row.n for row in rows), records)
+        return Finding(_if_all(records, holds), ours, mean, min(row.n for row in rows), records)
 
     return judge
 
@@ -244,7 +255,8 @@ def restored(evidence: Evidence) -> Finding | None:
     whole = all(row.estimate.value == 1.0 for row in found["all"])
     holds = _at_least(means["selected"].value, 0.50) and _at_most(means["comparison"].value, 0.05) and whole
     n = min(row.n for row in found["selected"])
-    return Finding(holds, ours, means["selected"], n, evidence.mechanism(CROSSING))
+    records = evidence.mechanism(CROSSING)
+    return Finding(_if_all(records, holds), ours, means["selected"], n, records)
 
 
 # ---- matched supervision ---------------------------------------------------------------------------------------------
@@ -254,21 +266,32 @@ def restored(evidence: Evidence) -> Finding | None:
 class _Pairs:
     """Both backbones of every seed, complete: accuracies by regime and condition, and the gaps."""
 
-    records: Sequence[Record]
-    accuracy: Mapping[str, Row]
-    pairs: Sequence[matched.Pair]
+    found: Mapping[str, Record]
 
     @classmethod
     def of(cls, evidence: Evidence, *targets: str) -> _Pairs | None:
         """None unless every backbone of the cohort was measured, with maps for these targets."""
         known, names = evidence.of(MATCHED), COHORTS["matched"].backbones
         found = {name: known[name] for name in names if name in known and set(targets) <= known[name].facts.fits.keys()}
-        if len(found) < len(names):
-            return None
-        predictions: dict[str, Predictions] = {name: record.predictions for name, record in found.items()}
-        facts = {name: record.facts for name, record in found.items()}
-        single = matched.by_backbone(predictions, facts)
-        return cls(list(found.values()), {row.name: row for row in single.rows}, matched.pairs(predictions, facts))
+        return cls(found) if len(found) == len(names) else None
+
+    @property
+    def records(self) -> list[Record]:
+        return list(self.found.values())
+
+    @property
+    def _answers(self) -> tuple[dict[str, Predictions], dict[str, Facts]]:
+        predictions: dict[str, Predictions] = {name: record.predictions for name, record in self.found.items()}
+        return predictions, {name: record.facts for name, record in self.found.items()}
+
+    @cached_property
+    def accuracy(self) -> dict[str, Row]:
+        """Target accuracy of every backbone, by the name of its row."""
+        return {row.name: row for row in matched.by_backbone(*self._answers).rows}
+
+    def pairs(self, target: str) -> list[matched.Pair]:
+        """The gaps of one target."""
+        return [pair for pair in matched.pairs(*self._answers) if pair.target == target]
 
     def rows(self, regime: str, ending: str) -> list[Row]:
         """The rows of a regime's backbones that end so."""
@@ -293,10 +316,11 @@ def matched_one(evidence: Evidence) -> Finding | None:
     found = _Pairs.of(evidence, "one")
     if found is None:
         return None
-    final, stepwise = (_mean(found.rows(f"matched-{regime}", "J_one: one")) for regime in ("final", "stepwise"))
+    rows = [found.rows(f"matched-{regime}", "J_one: one") for regime in ("final", "stepwise")]
+    final, stepwise = map(_mean, rows)
     ours = f"{_percent(final.value)} vs {_percent(stepwise.value)}"
     holds = _at_least(stepwise.value, 0.99) and _at_least(stepwise.value - final.value, 0.10)
-    return Finding(holds, ours, final, found.pairs[0].n, found.records)
+    return Finding(holds, ours, final, rows[0][0].n, found.records)
 
 
 def matched_two(evidence: Evidence) -> Finding | None:
@@ -304,7 +328,7 @@ def matched_two(evidence: Evidence) -> Finding | None:
     found = _Pairs.of(evidence, "two")
     if found is None:
         return None
-    two = [pair for pair in found.pairs if pair.target == "two"]
+    two = found.pairs("two")
     final, stepwise = (mean_sd([getattr(pair, side) for pair in two]).mean for side in ("final", "stepwise"))
     gap = mean_sd([pair.gap.value for pair in two])
     estimate = Estimate(gap.mean, gap.mean - gap.sd, gap.mean + gap.sd, gap.n, "pair, mean ± SD", 0)

@@ -19,16 +19,12 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, RESULT
 from loopscope.errors import InputError, nearest
 from loopscope.experiments.records import Facts, Predictions, Row, Table
 from loopscope.experiments.subject import Subject, Walks, instances, walks
-from loopscope.files import damaged
 from loopscope.program import F, J
 from loopscope.stats import Estimate, Tally, cluster_bootstrap, mean_sd, tally
-from loopscope.store import Artefact, Store
 from loopscope.tasks.graph_walk import cycle_lengths
-from loopscope.zoo import find
 
 FINAL, STEPWISE = "matched-final", "matched-stepwise"
 WHERE = "matched-test"
@@ -397,39 +393,3 @@ def _gaps(found: Sequence[Pair]) -> Table:
         rows += [Row(f"{_called(target)}, seed {pair.seed}", pair.gap, pair.n) for pair in same]
     note = "Final-only minus stepwise.  A mean has one sample SD to either side, a pair a 95 % interval over graphs."
     return Table("Matched supervision: the gap within each pair", rows, note)
-
-
-# ---- learning curves -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Selection accuracy of one fit at every check; `kept` is the update whose map was kept."""
-
-    backbone: str
-    target: str
-    fit: int
-    updates: list[int]
-    scores: list[float]
-    kept: int
-
-
-def curves(store: Store, names: Iterable[str], prefix: str = "matched-") -> list[Curve]:
-    """The curves of all maps of these backbones, from what training noted; InputError for a backbone not there."""
-    fits = store.all(MAP)
-    found = []
-    for name in names:
-        backbone = find(store, name, BACKBONE)
-        mine = [fit for fit in fits if fit.manifest.inputs.get(BACKBONE) == backbone.key]
-        found += [_curve(fit, name, prefix) for fit in mine]
-    return sorted(found, key=lambda curve: (curve.backbone, curve.target, curve.fit))
-
-
-def _curve(fit: Artefact, backbone: str, prefix: str) -> Curve:
-    target, number = fit.manifest.config["recipe"]["name"].removeprefix(prefix), fit.manifest.config["fit"]
-    try:
-        result = fit.json(RESULT)
-        checks = {int(row["update"]): float(row["score"][0]) for row in result["history"] if "score" in row}
-        return Curve(backbone, target, number, list(checks), list(checks.values()), int(result["selected"]["update"]))
-    except (IndexError, KeyError, TypeError, ValueError):
-        raise damaged(fit.folder / RESULT, "the checks of a fit", "something else") from None

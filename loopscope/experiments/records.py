@@ -78,7 +78,7 @@ class Record:
     """One experiment on one backbone.
 
     `settings` are the choices that decide what was measured (populations, a subset of graphs); `cost` is what it took:
-    seconds, device, forward-equivalents.
+    seconds, device, forward-equivalents; `notes` are what else is kept of the weights, such as how their maps learned.
     """
 
     experiment: str
@@ -86,6 +86,7 @@ class Record:
     predictions: Predictions
     settings: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def pack(nodes: UInt8[Tensor, "*lead n"]) -> UInt8[Tensor, "*lead half"]:
@@ -109,7 +110,7 @@ def save(store: Store, record: Record, inputs: Mapping[str, str], device: torch.
     """Write a record; `inputs` are the keys of the backbone and of the maps it was measured on."""
     config = config_of(record.experiment, record.facts.name, record.settings)
     with store.write(RECORD, config, dict(inputs), device) as draft:
-        draft.json(ABOUT, {"facts": asdict(record.facts), "cost": dict(record.cost)})
+        draft.json(ABOUT, {"facts": asdict(record.facts), "cost": dict(record.cost), "notes": dict(record.notes)})
         for where, found in record.predictions.items():
             draft.tensors(f"{where}.safetensors", {name: pack(nodes) for name, nodes in found.items()})
     return draft.artefact
@@ -121,10 +122,13 @@ def load(artefact: Artefact) -> Record:
     if manifest.kind != RECORD:
         raise InputError(f"{artefact.folder} is a {manifest.kind}, not a {RECORD}")
     match artefact.json(ABOUT), manifest.config:
-        case {"facts": dict(facts), "cost": dict(cost)}, {"experiment": str(experiment), "settings": dict(settings)}:
+        case (
+            {"facts": dict(facts), "cost": dict(cost), "notes": dict(notes)},
+            {"experiment": str(experiment), "settings": dict(settings)},
+        ):
             pass
         case _:
-            raise damaged(artefact.folder / ABOUT, "the facts and the cost of a record", "something else")
+            raise damaged(artefact.folder / ABOUT, "facts, cost and notes of a record", "something else")
     try:
         known = Facts(**facts)
     except TypeError:
@@ -136,7 +140,7 @@ def load(artefact: Artefact) -> Record:
         name.removesuffix(suffix): {each: unpack(nodes) for each, nodes in artefact.tensors(name).items()}
         for name in files
     }
-    return Record(experiment, known, predictions, settings, cost)
+    return Record(experiment, known, predictions, settings, cost, notes)
 
 
 def open_results(folder: Path | None = None) -> Store | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loopscope.errors import InputError, nearest
-from loopscope.experiments import composition, crossing, matched, switching, targets, trajectories
+from loopscope.experiments import composition, crossing, learning, matched, switching, targets, trajectories
 from loopscope.experiments.records import Facts, Predictions, Record, Table
+from loopscope.store import Store
 
 Role = Literal["main", "mechanism", "other"]
 Profile = Literal["quick", "paper"]
@@ -86,6 +87,8 @@ class Experiment:
     """The targets whose maps it uses; None: all that there are."""
     tables: Callable[[Predictions, Facts, bool], list[Table]] | None = None
     """What follows from one record; the last argument asks for the published numbers.  None: it takes several."""
+    notes: Callable[[Store, str, str], dict[str, Any]] | None = None
+    """What else to keep of a backbone's weights, given their store, its name and the prefix of its maps' recipes."""
 
 
 def _trajectories(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -156,7 +159,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         ),
         Experiment(
             MATCHED, "Does supervision decide what the same map can reach?", ("matched",),
-            matched.measure, _everywhere, None,
+            matched.measure, _everywhere, None, notes=learning.notes,
         ),
     )
 }  # fmt: skip

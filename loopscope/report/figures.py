@@ -200,6 +200,41 @@ def paired(
     return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)
 
 
+def curves(
+    name: str, title: str, caption: str, panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], x: str
+) -> Figure:
+    """Accuracy against a count such as updates: panel -> series -> points.  A series has one colour in all panels."""
+    check_some(name, panels)
+    shown = list(dict.fromkeys(series for panel in panels.values() for series in panel))
+
+    def plot(width: int) -> Canvas:
+        columns = len(panels) if width == WIDE else 1
+        lines = -(-len(panels) // columns)
+        drawn = canvas(width, 40 + 230 * lines)
+        grid = drawn.subplots(lines, columns, sharey=True, sharex=True, squeeze=False).flatten()
+        for axes, (label, panel) in zip(grid, panels.items(), strict=True):
+            for series, points in panel.items():
+                index = shown.index(series)
+                axes.plot(*zip(*points, strict=True), color=SERIES[index % len(SERIES)], linewidth=1.6, label=series,
+                          linestyle="-" if index < len(SERIES) else (0, (3, 2)))  # fmt: skip
+            axes.set_title(heading(label, width, columns))
+            percent_axis(axes, horizontal=False)
+            axes.set_xlabel(x)
+            axes.label_outer()
+        grid[0].set_ylabel("right, %")
+        handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        drawn.legend(handles.values(), handles, loc="outside upper left", ncols=5 if width == WIDE else 2)
+        return drawn
+
+    words = [
+        f"{label}, {series}: "
+        + " to ".join(f"{percent(share)} at {count:,}" for count, share in (points[0], points[-1]))
+        for label, panel in panels.items()
+        for series, points in panel.items()
+    ]
+    return draw(name, title, caption, f"Per cent right by {x}. {'; '.join(words)}.", plot)
+
+
 def components(
     name: str, title: str, caption: str, panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
 ) -> Figure:

@@ -1,0 +1,356 @@
+"""Campaigns: what is there is not done again, what fails leaves nothing and is gone on with, the rule before the maps.
+
+They are done on the tiny backbone of the zoo, and from nothing with toy recipes whose native walks are planted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopscope.artefacts import BACKBONE, MAP, name_of
+from loopscope.errors import DamagedError, InputError
+from loopscope.experiments import campaign, suite, targets, trajectories
+from loopscope.experiments.campaign import Step, carry_out, export, from_nothing, steps
+from loopscope.experiments.records import RECORD, Predictions, Record, load, records
+from loopscope.experiments.subject import Subject
+from loopscope.experiments.suite import COHORTS, EXPERIMENTS, TRAJECTORIES, Cohort, Experiment, Role, Selection
+from loopscope.store import Store
+from loopscope.tasks.graph_walk import advance, all_starts
+from loopscope.tasks.populations import population
+from loopscope.training.jobs import Progress, Settings
+from loopscope.training.recipes import BackboneRecipe, MapRecipe
+from loopscope.zoo import open_zoo
+from tests.toys import CPU, toy_map, toy_walk
+
+TINY = Cohort("tiny", "six nodes", ("tiny",), (0,), ("tiny-stay", "tiny-one"), prefix="tiny-")
+NATIVE: dict[str, Any] = {"rings": "tiny-test", "loops": 4, "layered": 2}
+STEERED: dict[str, Any] = {"where": "tiny-test", "targets": ("stay", "one")}
+
+
+class BrokenError(Exception):
+    """Something that is none of the library's errors."""
+
+
+@dataclass
+class Measuring:
+    """A measurement that notes on which backbones it was done, and breaks down where it is told to."""
+
+    what: Any
+    done: list[str] = field(default_factory=list)
+    breaks_on: str = ""
+
+    def __call__(self, subject: Subject, **settings: Any) -> Predictions:
+        if subject.name == self.breaks_on:
+            raise BrokenError
+        self.done.append(subject.name)
+        return self.what(subject, **settings)
+
+
+def experiment(name: str, measure: Any, *settings: dict[str, Any], uses: tuple[str, ...] | None = ()) -> Experiment:
+    """One for the tiny cohort, done alike on every backbone."""
+    return Experiment(name, "And?", ("tiny",), measure, lambda role, profile: list(settings), uses)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "records")
+
+
+def same(a: Predictions, b: Predictions) -> bool:
+    return {where: set(found) for where, found in a.items()} == {where: set(found) for where, found in b.items()} and (
+        all(torch.equal(a[where][name], b[where][name]) for where in a for name in a[where])
+    )
+
+
+def todo(*experiments: Experiment) -> list[Step]:
+    return steps(open_zoo(), [TINY], experiments, Selection(()), "quick")
+
+
+def kept(store: Store) -> set[str]:
+    """The experiments with a record."""
+    return {artefact.manifest.config["experiment"] for artefact in store.all(RECORD)}
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_of_a_store_the_main_backbone_first(store: Store) -> None:
+    """Two recipes, a seed missing, seeds beyond nine: by role, then by number of the seed; experiments in order."""
+    for name, seed in [("a", 2), ("a", 10), ("b", 2), ("a", 9), ("b", 30), ("c", 2), ("a", 5)]:
+        with store.write(BACKBONE, {"recipe": {"name": name}, "seed": seed}):
+            pass
+    cohort = Cohort("toys", "", ("a", "b"), (2, 3, 9, 10), more_seeds=(30,))
+
+    def by_role(role: Role, profile: str) -> list[dict[str, Any]]:
+        return [{"role": role}, {"profile": profile}] if role == "main" else [{"role": role}]
+
+    first = Experiment("first", "?", ("toys", "others"), Measuring(None), by_role)
+    second = Experiment(
+        "second", "?", ("toys",), Measuring(None), lambda role, profile: [] if role == "other" else [{}]
+    )
+    elsewhere = Experiment("elsewhere", "?", ("others",), Measuring(None), by_role)
+    found = steps(store, [cohort], [first, second, elsewhere], Selection(("a-9", "b-2")), "paper")
+    assert [(str(step), step.settings) for step in found] == [
+        ("first on a-9", {"role": "main"}), ("first on a-9", {"profile": "paper"}), ("second on a-9", {}),
+        ("first on b-2", {"role": "mechanism"}), ("second on b-2", {}),
+        ("first on a-2", {"role": "other"}), ("first on a-10", {"role": "other"}), ("first on b-30", {"role": "other"}),
+    ]  # fmt: skip
+    assert {step.cohort for step in found} == {cohort}
+
+
+# ---- records of released weights -------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_written_and_then_read(store: Store) -> None:
+    walked, steered = Measuring(trajectories.measure), Measuring(targets.measure)
+    asked = todo(experiment("native", walked, NATIVE), experiment("steered", steered, STEERED, uses=("stay", "one")))
+    told: list[str] = []
+    made = list(carry_out(asked, open_zoo(), store, CPU, told.append))
+    assert told == ["1/2 native on tiny-0", "2/2 steered on tiny-0"]
+    assert [record.experiment for record in made] == ["native", "steered"]
+    assert made[0].predictions["tiny-test"]["native"].shape == (5, 432)
+    assert made[0].predictions["tiny-test"]["layers"].shape == (4, 4, 12)
+    for record in made:
+        assert set(record.cost) == {"seconds", "device", "forwards", "plain"}
+        assert 0 < record.cost["forwards"] <= record.cost["plain"]
+        assert record.cost["seconds"] > 0
+        assert record.cost["device"] == "CPU, 1 threads"
+    # Four calls in place of the two trained ones, nothing shared: the cost of each record is its own.
+    assert made[0].cost["plain"] == 2 * 432
+    # Two fits of two maps after two calls, read before the third and after it, and the third call alone.
+    assert made[1].cost["plain"] == 432 * (4 * 2 + 5 * 3) / 2
+
+    again = list(carry_out(asked, open_zoo(), store, CPU))
+    assert (walked.done, steered.done) == (["tiny-0"], ["tiny-0"])  # nothing is measured a second time
+    for first, second in zip(made, again, strict=True):
+        assert same(first.predictions, second.predictions)
+        assert (first.experiment, first.facts, first.cost) == (second.experiment, second.facts, second.cost)
+    assert len(records(store)) == 2
+
+
+def test_a_record_rests_on_the_maps_that_it_used(store: Store) -> None:
+    def measure(subject: Subject, **_: Any) -> Predictions:
+        return {"tiny-test": {"none": torch.zeros(432, dtype=torch.uint8)}}
+
+    for name, uses in {"none": (), "one": ("one",), "all": None}.items():
+        list(carry_out(todo(experiment(name, measure, {}, uses=uses)), open_zoo(), store, CPU))
+    inputs = {each.manifest.config["experiment"]: set(each.manifest.inputs) for each in store.all(RECORD)}
+    assert inputs == {
+        "none": {"backbone"},
+        "one": {"backbone", "one-1", "one-2"},
+        "all": {"backbone", "one-1", "one-2", "stay-1", "stay-2"},
+    }
+    keys = {artefact.key for kind in (BACKBONE, MAP) for artefact in open_zoo().all(kind)}
+    assert all(key in keys for each in store.all(RECORD) for key in each.manifest.inputs.values())
+
+
+def test_other_settings_are_another_record(store: Store) -> None:
+    walked = Measuring(trajectories.measure)
+    for loops in (2, 3, 2):
+        list(carry_out(todo(experiment("native", walked, NATIVE | {"loops": loops})), open_zoo(), store, CPU))
+    assert len(walked.done) == 2
+    assert sorted(record.settings["loops"] for record in records(store)) == [2, 3]
+
+
+def test_what_breaks_leaves_nothing_and_is_gone_on_with(store: Store) -> None:
+    walked, steered = Measuring(trajectories.measure), Measuring(targets.measure, breaks_on="tiny-0")
+    asked = todo(experiment("native", walked, NATIVE), experiment("steered", steered, STEERED, uses=None))
+    with pytest.raises(BrokenError):
+        list(carry_out(asked, open_zoo(), store, CPU))
+    assert kept(store) == {"native"}
+    assert store.gc().removed == ()
+    steered.breaks_on = ""
+    assert [record.experiment for record in carry_out(asked, open_zoo(), store, CPU)] == ["native", "steered"]
+    assert (walked.done, steered.done) == (["tiny-0"], ["tiny-0"])
+    assert kept(store) == {"native", "steered"}
+
+
+def test_a_damaged_record_is_told_and_not_used(store: Store) -> None:
+    asked = todo(experiment("native", Measuring(trajectories.measure), NATIVE))
+    list(carry_out(asked, open_zoo(), store, CPU))
+    path = store.all(RECORD)[0].folder / "tiny-test.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedError, match=r"tiny-test\.safetensors: expected SHA-256"):
+        list(carry_out(asked, open_zoo(), store, CPU))
+
+
+def test_a_target_without_maps_is_refused(store: Store) -> None:
+    asked = todo(experiment("steered", targets.measure, STEERED | {"targets": ("two",)}))
+    with pytest.raises(InputError, match="tiny-0 has no maps 'two'; there are"):
+        list(carry_out(asked, open_zoo(), store, CPU))
+    assert store.list() == ()
+
+
+def test_records_are_exported_as_they_are(store: Store, tmp_path: Path) -> None:
+    results = Store(tmp_path / "results")
+    with pytest.raises(InputError, match="has no records to export"):
+        export(store, results)
+    asked = todo(experiment("native", trajectories.measure, NATIVE, NATIVE | {"layered": 0}))
+    list(carry_out(asked, open_zoo(), store, CPU))
+    with store.write(BACKBONE, {"recipe": {"name": "toy"}, "seed": 0}):
+        pass
+    for _ in range(2):  # a second time changes nothing
+        assert export(store, results) == 2
+        assert [each.manifest for each in results.all(RECORD)] == [each.manifest for each in store.all(RECORD)]
+        assert results.all(BACKBONE) == ()
+    for here, there in zip(store.all(RECORD), results.all(RECORD), strict=True):
+        assert same(load(here).predictions, load(there).predictions)
+
+
+# ---- from nothing ----------------------------------------------------------------------------------------------------
+
+RINGS, STARTS = all_starts(population("rings").graphs)
+ONES, BOTH = [0, 1, 2, 3], [0, 1, 2, 4]
+"""Steps from the start after loops 0 to 3: increments to loops 2 and 3 of 1 and 1, or of 1 and 2."""
+
+
+def walks(by_seed: Mapping[int, list[int]]) -> Measuring:
+    """Native trajectories in which each seed walks as planted."""
+
+    def measure(subject: Subject, **_: Any) -> Predictions:
+        nodes: list[Tensor] = [advance(RINGS, STARTS, taken) for taken in by_seed[int(subject.name[-1])]]
+        return {"rings": {"native": torch.stack(nodes).to(torch.uint8)}}
+
+    return Measuring(measure)
+
+
+@dataclass
+class Toys:
+    """A cohort of toys under the name of the mechanism cohort, its experiments, and what was done in which order."""
+
+    cohort: Cohort
+    native: Measuring
+    steered: Measuring
+    store: Store
+    progress: list[str] = field(default_factory=list)
+
+    def watch(self, progress: Progress) -> None:
+        self.progress.append(progress.job)
+
+    def campaign(self, experiments: Iterable[str] = ("steered",)) -> list[Record]:
+        mine = {"steered": self.experiment, TRAJECTORIES: EXPERIMENTS[TRAJECTORIES]}
+        self.progress.clear()
+        return from_nothing(
+            self.cohort, [mine[name] for name in experiments], self.store, Settings(CPU, watch=self.watch)
+        )
+
+    @property
+    def experiment(self) -> Experiment:
+        """On mechanism backbones only; settings name the role."""
+
+        def settings(role: Role, profile: str) -> list[dict[str, Any]]:
+            assert profile == "paper"
+            return [] if role == "other" else [{"where": "tiny-test", "targets": ("one",)}]
+
+        return Experiment("steered", "?", ("mechanism",), self.steered, settings, ("one",))
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(name_of(artefact) for artefact in self.store.all(kind))
+
+
+@pytest.fixture
+def toys(store: Store, monkeypatch: pytest.MonkeyPatch) -> Toys:
+    """Seeds 0 and 1, more with 2 and 3; of these 1, 2 and 3 walk in ones and twos."""
+    whole = toy_walk()
+    whole = replace(whole, model=replace(whole.model, loops=3))
+
+    def backbone_recipe(name: str) -> BackboneRecipe:
+        assert name == "toy"
+        return whole
+
+    def map_recipe(name: str) -> MapRecipe:
+        return toy_map(name.removeprefix("toy-"))
+
+    cohort = Cohort("mechanism", "toys", ("toy",), (0, 1), ("toy-one", "toy-two"), (1,), "toy-", more_seeds=(2, 3))
+    native = walks({0: ONES, 1: BOTH, 2: BOTH, 3: BOTH})
+    monkeypatch.setattr(campaign, "backbone_recipe", backbone_recipe)
+    monkeypatch.setattr(campaign, "map_recipe", map_recipe)
+    monkeypatch.setitem(COHORTS, "mechanism", cohort)
+    made = Experiment(TRAJECTORIES, "?", ("mechanism",), native, suite._trajectories)
+    monkeypatch.setitem(EXPERIMENTS, TRAJECTORIES, made)
+    return Toys(cohort, native, Measuring(targets.measure), store)
+
+
+def test_train_choose_fit_measure(toys: Toys) -> None:
+    """One of two seeds qualifies, so that more are trained before the first map is fitted."""
+    made = toys.campaign()
+    assert toys.names(BACKBONE) == ["toy-0", "toy-1", "toy-2", "toy-3"]
+    assert toys.names(MAP) == sorted(f"toy-{target}-1@toy-{seed}" for target in ("one", "two") for seed in range(4))
+    assert toys.native.done == ["toy-0", "toy-1", "toy-2", "toy-3"]
+    assert toys.steered.done == ["toy-1", "toy-2", "toy-3"]  # the main backbone is toy-1
+    assert [(record.experiment, record.facts.name) for record in made] == [
+        *((TRAJECTORIES, f"toy-{seed}") for seed in range(4)), *(("steered", f"toy-{seed}") for seed in (1, 2, 3)),
+    ]  # fmt: skip
+    assert made[-1].facts.fits == {"one": 1, "two": 1}
+    jobs = list(dict.fromkeys(toys.progress))
+    assert jobs == ["toy", *(f"toy-one+toy-two@toy-{seed}" for seed in range(4))]
+    assert "toy" not in toys.progress[toys.progress.index(jobs[1]) :]
+
+    again = toys.campaign((TRAJECTORIES, "steered"))  # everything is there, and in the order of roles
+    assert toys.progress == []
+    assert (len(toys.native.done), len(toys.steered.done)) == (4, 3)
+    assert [(record.experiment, record.facts.name) for record in again] == [
+        (TRAJECTORIES, "toy-1"), ("steered", "toy-1"), (TRAJECTORIES, "toy-2"), ("steered", "toy-2"),
+        (TRAJECTORIES, "toy-3"), ("steered", "toy-3"), (TRAJECTORIES, "toy-0"),
+    ]  # fmt: skip
+
+
+def test_more_seeds_are_not_trained_without_need(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    enough = replace(toys.cohort, seeds=(1, 2, 3), more_seeds=(0,), maps=("toy-one",))
+    monkeypatch.setitem(COHORTS, "mechanism", enough)
+    toys.cohort = enough
+    toys.campaign()
+    assert toys.names(BACKBONE) == ["toy-1", "toy-2", "toy-3"]
+    assert toys.names(MAP) == [f"toy-one-1@toy-{seed}" for seed in (1, 2, 3)]
+    assert toys.steered.done == ["toy-1", "toy-2", "toy-3"]
+
+
+def test_a_cohort_that_stays_too_small_is_measured_as_it_is(toys: Toys) -> None:
+    toys.native.what = walks({0: ONES, 1: BOTH, 2: ONES, 3: ONES}).what
+    toys.campaign()
+    assert toys.steered.done == ["toy-1"]
+    assert toys.names(BACKBONE) == ["toy-0", "toy-1", "toy-2", "toy-3"]
+
+
+def test_an_interrupted_campaign_goes_on_where_it_stopped(toys: Toys) -> None:
+    toys.native.breaks_on = "toy-1"
+    with pytest.raises(BrokenError):
+        toys.campaign()
+    assert (toys.names(BACKBONE), toys.names(MAP)) == (["toy-0", "toy-1"], [])  # before the rule there are no maps
+    assert [record.facts.name for record in records(toys.store)] == ["toy-0"]
+
+    toys.native.breaks_on, toys.steered.breaks_on = "", "toy-2"
+    with pytest.raises(BrokenError):
+        toys.campaign()
+    trained = {artefact.key: artefact.manifest.created for kind in (BACKBONE, MAP) for artefact in toys.store.all(kind)}
+    assert len(trained) == 4 + 8
+    assert kept(toys.store) == {TRAJECTORIES, "steered"}
+
+    toys.steered.breaks_on = ""
+    made = toys.campaign()
+    assert len(made) == 4 + 3
+    assert toys.progress == []
+    assert toys.native.done == ["toy-0", "toy-1", "toy-2", "toy-3"]
+    assert toys.steered.done == ["toy-1", "toy-2", "toy-3"]
+    after = {artefact.key: artefact.manifest.created for kind in (BACKBONE, MAP) for artefact in toys.store.all(kind)}
+    assert after == trained
+
+
+def test_a_cohort_without_the_rule_is_measured_whole(toys: Toys) -> None:
+    """In another cohort nobody is chosen, and nobody's native walk is asked for."""
+    other = replace(toys.cohort, name="others", more_seeds=(), maps=("toy-one",))
+    measured = Measuring(targets.measure)
+    whole = Experiment("whole", "?", ("others",), measured, lambda role, profile: [STEERED | {"targets": ("one",)}])
+    made = from_nothing(other, [whole], toys.store, Settings(CPU))
+    assert [(record.experiment, record.facts.name) for record in made] == [("whole", "toy-0"), ("whole", "toy-1")]
+    assert measured.done == ["toy-0", "toy-1"]
+    assert toys.native.done == []
