@@ -224,7 +224,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "estimate": estimate, "n": verdict.n,
         "backbones": verdict.backbones, "scale": verdict.scale,
         "records": {"measured now": verdict.fresh, "results": verdict.stored},
-        "command": f"loopscope reproduce {claim.experiment}" if claim.experiment else "",
+        "command": verdict.command,
     }  # fmt: skip
 
 

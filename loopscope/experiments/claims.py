@@ -42,6 +42,17 @@ class Verdict:
     fresh: int = 0
     stored: int = 0
 
+    @property
+    def command(self) -> str:
+        """What measures it; nothing for a claim that no experiment here decides."""
+        profile = "" if self.fresh and not self.stored else "--profile paper "
+        return f"loopscope reproduce {profile}{self.claim.experiment}" if self.claim.experiment else ""
+
+
+def decided_by(*experiments: str) -> list[str]:
+    """The ids of the claims that these experiments decide."""
+    return [claim.id for claim in CLAIMS if claim.experiment in experiments]
+
 
 def decide(evidence: Evidence) -> list[Verdict]:
     """The verdict on every claim."""

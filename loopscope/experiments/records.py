@@ -11,7 +11,7 @@ a byte.  Populations are regenerated from their recipes, so a record holds no gr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class Table:
     title: str
     rows: list[Row]
     note: str = ""
+
+    def under(self, name: str) -> Table:
+        """The same, with the name of a backbone before its title."""
+        return replace(self, title=f"{name}: {self.title}")
 
 
 @dataclass(frozen=True)

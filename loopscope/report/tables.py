@@ -6,6 +6,7 @@ because the ledger's rows become cards on a phone, and browsers take a table tha
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -39,7 +40,9 @@ def numbers(table: Table, number: int) -> str:
 
     def line(row: Row) -> str:
         each = row.estimate
-        ours = f'{percent(each.value)} <span class="interval">[{percent(each.low)}, {percent(each.high)}]</span>'
+        ours = "" if math.isnan(each.value) else percent(each.value)
+        if not math.isnan(each.low):
+            ours += f' <span class="interval">[{percent(each.low)}, {percent(each.high)}]</span>'
         paper = [_cell("" if row.paper is None else percent(row.paper), number=True)] if compared else []
         return _row(_name(words(row.name)), _cell(ours, number=True), *paper, _cell(f"{row.n:,}", number=True))
 

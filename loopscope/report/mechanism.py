@@ -1,0 +1,197 @@
+"""Sections on how they do it: what patterns carry, which part of a call decides, what supervision allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from loopscope.experiments import crossing, learning, matched, switching, targets
+from loopscope.experiments.claims import decided_by
+from loopscope.experiments.evidence import Evidence, split
+from loopscope.experiments.records import Record, Table
+from loopscope.experiments.suite import (
+    COHORTS,
+    CROSSING,
+    EXPERIMENTS,
+    MATCHED,
+    SWITCHING,
+)
+from loopscope.report.contents import Figure, Section
+from loopscope.report.figures import components, curves, paired, rates, subsets
+from loopscope.stats import Estimate
+from loopscope.tasks.populations import population
+
+# ---- mechanism -------------------------------------------------------------------------------------------------------
+
+
+def mechanism_section(evidence: Evidence) -> Section | None:
+    """Crossing and switching; None without records of the main backbone."""
+    crossed, switched = evidence.of(CROSSING), evidence.of(SWITCHING)
+    main, exchanged = evidence.main(CROSSING), evidence.main(SWITCHING)
+    if main is None and exchanged is None:
+        return None
+    figures, tables, more = [], [], []
+    if crossed:
+        shown = {name: record for name, record in crossed.items() if name in evidence.selection.names}
+        if shown:
+            figures.append(_crossings(evidence, shown))
+        rows = [
+            replace(row, name=f"{name}, {row.name}")
+            for name, record in crossed.items()
+            for row in _crossing_rows(evidence, name, record).rows
+        ]
+        tables.append(Table("Patterns and outputs, every backbone", rows, crossing.FITS))
+        for name, record in shown.items():
+            more += [table.under(name) for table in evidence.tables(record)]
+    for name, record in switched.items():
+        answers = switching.Answers.of(record.predictions, record.facts, next(iter(record.predictions)))
+        figures += [_parts(name, answers), _subsets(name, answers, record.facts.heads)]
+        more += [table.under(name) for table in _switch_tables(evidence, record)]
+    text = [
+        "All patches act in the one extra call, at its second layer unless another is named. The head is chosen on 32 "
+        "pairs of graphs, by how often its pattern leads to E, and tested on other pairs.",
+        *_costly_parts(switched),
+    ]
+    return Section(
+        "mechanism", "Mechanism", EXPERIMENTS[CROSSING].question, text, figures, tables,
+        decided_by(CROSSING, SWITCHING), more,
+    )  # fmt: skip
+
+
+SHOWN = {
+    "Pattern and output": ("pattern -> E", "pattern -> D", "output -> D", "output -> E"),
+    "Steering": ("unsteered", "steered", "J->0", "0->J"),
+    "Restoration": ("restored, selected", "restored, comparison", "restored, all"),
+}
+
+
+def _crossings(evidence: Evidence, records: Mapping[str, Record]) -> Figure:
+    caption = (
+        "B: the receiver's own target, D: the giver's, E: the giver's place looked up in the receiver's graph. "
+        "Diamonds: the paper, where it printed the number for one backbone."
+    )
+    panels = [_crossing_rows(evidence, name, record) for name, record in records.items()]
+    return rates("crossing", "What patterns and outputs carry", caption, panels)
+
+
+def _crossing_rows(evidence: Evidence, name: str, record: Record) -> Table:
+    rows = [
+        row
+        for title, names in SHOWN.items()
+        for table in evidence.tables(record)
+        if table.title.startswith(title)
+        for row in table.rows
+        if row.name in names
+    ]
+    head = crossing.head_of(record.predictions, record.facts)
+    return Table(f"{name}, head {head}", rows)
+
+
+def _costly_parts(records: Mapping[str, Record]) -> list[str]:
+    """On how many graphs they were exchanged: answers are as long as there were instances."""
+    counts = {
+        f"{min(map(len, found.values())) // record.facts.nodes} of {len(population(where).rows)}"
+        for record in records.values()
+        for where, found in record.predictions.items()
+    }
+    if not counts:
+        return []
+    said = " or ".join(sorted(counts))
+    return [f"Parts outside ANSWER's row of layer 2 need whole layers again; they were exchanged on {said} graphs."]
+
+
+def _parts(name: str, answers: switching.Answers) -> Figure:
+    panels: dict[str, dict[str, dict[str, Estimate]]] = {}
+    for giver, receiver in (("two", "one"), ("one", "two")):
+        panels[f"{giver} -> {receiver}"] = {
+            part: {place: _given(answers, giver, receiver, f"{part}, {place}") for place in switching.LAYERS}
+            for part in switching.PARTS
+        }
+    caption = (
+        "The receiver takes one part of the extra call from the run with the other map; how often it then gives the "
+        "giver's target. Queries+keys are the pattern, head outputs the attention output, and the entering state is "
+        "everything: three checks that patches do what they say."
+    )
+    return components(f"switching-{name}", f"Target switching, part by part, {name}", caption, panels)
+
+
+def _given(answers: switching.Answers, giver: str, receiver: str, what: str) -> Estimate:
+    given = answers.patched(giver, receiver, what)
+    at = answers.walks(given)
+    return targets.share(what, given == at.ahead(switching.HOPS[giver]), at).estimate
+
+
+def _subsets(name: str, answers: switching.Answers, heads: int) -> Figure:
+    panels = {
+        f"{giver} -> {receiver}": {
+            each: _given(answers, giver, receiver, switching.of_heads(each)) for each in switching.subsets(heads)
+        }
+        for giver, receiver in (("two", "one"), ("one", "two"))
+    }
+    caption = "Patterns of these heads of layer 2 are taken from the other run; how often the giver's target comes out."
+    return subsets(f"heads-{name}", f"Target switching by subsets of heads, {name}", caption, panels, heads)
+
+
+def _switch_tables(evidence: Evidence, record: Record) -> list[Table]:
+    """Between the two maps: clean runs and the giver's target for every part."""
+    found = []
+    for table in evidence.tables(record):
+        if table.title.startswith(("Target switching, two -> one", "Target switching, one -> two")):
+            goal = "f^2(u)" if "two -> one" in table.title else "f(u)"
+            rows = [row for row in table.rows if row.name.endswith((f": {goal}", "giver's target", "minus clean"))]
+            found.append(replace(table, rows=rows))
+    return found
+
+
+# ---- matched supervision ---------------------------------------------------------------------------------------------
+
+
+def matched_section(evidence: Evidence) -> Section | None:
+    """Matched supervision, whatever backbones of the pairs were measured; None without any."""
+    records = evidence.of(MATCHED)
+    if not records:
+        return None
+    predictions = {name: record.predictions for name, record in records.items()}
+    facts = {name: record.facts for name, record in records.items()}
+    found = matched.tables(predictions, facts, paper=len(records) == len(COHORTS["matched"].backbones))
+    pairs = matched.pairs(predictions, facts)
+    figures = []
+    panels = {
+        f"J_{target}": [(pair.final, pair.stepwise) for pair in pairs if pair.target == target]
+        for target in ("one", "two")
+    }
+    if all(panels.values()):
+        figures.append(
+            paired(
+                "matched", "Final-only and stepwise backbones of the same seeds",
+                "Target accuracy after J and one more call; a line joins the two backbones of a seed.", panels,
+            )
+        )  # fmt: skip
+    if (learned := _learned(records)) is not None:
+        figures.append(learned)
+    seeds = sorted({split(name)[1] for name in records})
+    text = [
+        "Backbones of a pair share their start and every batch and differ in their loss alone: after loop 8, or after "
+        f"every loop. Measured: seeds {', '.join(map(str, seeds))}; {len(records)} of "
+        f"{len(COHORTS['matched'].backbones)} backbones."
+    ]
+    return Section(
+        MATCHED, "Matched supervision", EXPERIMENTS[MATCHED].question, text, figures, found[:1], decided_by(MATCHED),
+        found[1:],
+    )  # fmt: skip
+
+
+def _learned(records: Mapping[str, Record]) -> Figure | None:
+    """How the maps learned, mean of the fits; None where no record says."""
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {"J_one": {}, "J_two": {}}
+    for name, record in records.items():
+        fits = learning.noted(record.notes)
+        for panel in panels:
+            mine = [fit for fit in fits if f"J_{fit.target}" == panel]
+            if mine:
+                shares = [sum(scores) / len(mine) for scores in zip(*(fit.scores for fit in mine), strict=True)]
+                panels[panel][name.removeprefix("matched-")] = list(zip(mine[0].updates, shares, strict=True))
+    if not all(panels.values()):
+        return None
+    caption = "Accuracy on the selection graphs, mean of the fits. Where curves still rise, the budget decides."
+    return curves("matched-curves", "How the maps learned", caption, panels, "updates")

@@ -1,0 +1,201 @@
+"""Sections on what backbones do: native trajectories, target selection, composition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from loopscope.experiments import composition, targets, trajectories
+from loopscope.experiments.claims import decided_by
+from loopscope.experiments.evidence import Evidence, split
+from loopscope.experiments.records import Record, Row, Table
+from loopscope.experiments.suite import (
+    EIGHT_CALLS,
+    EXPERIMENTS,
+    TARGETS,
+    TRAJECTORIES,
+    TWO_CALLS,
+)
+from loopscope.report.contents import Figure, Section, percent
+from loopscope.report.figures import Line, lines_by_call, rates, stacked_answers
+from loopscope.report.heat import Walk, heat_maps, label_heat
+from loopscope.stats import Estimate
+
+# ---- native trajectories ---------------------------------------------------------------------------------------------
+
+
+def trajectories_section(evidence: Evidence) -> Section | None:
+    """Native walks of every backbone that was read; None without any."""
+    records = evidence.of(TRAJECTORIES)
+    if not records:
+        return None
+    figures = []
+    for recipe in dict.fromkeys(split(name)[0] for name in records):
+        mine = {name: record for name, record in records.items() if split(name)[0] == recipe}
+        walks = [_walk(name, record) for name, record in mine.items()]
+        caption = (
+            "Colour: how often each position on the path is read out after each loop, over 512 rings and all starts. "
+            "Red dashes: the trained budget. White dots: the only position read most often."
+        )
+        figures.append(heat_maps(f"native-{recipe}", f"Native walks of {recipe.upper()} backbones", caption, walks))
+    rows = [
+        replace(row, name=f"{name}, {row.name}")
+        for name, record in records.items()
+        for row in evidence.tables(record)[0].rows
+    ]
+    note = "All 512 rings and ten starts; graphs are resampled. Retained: the answer is still right after 16 loops."
+    tables = [Table("Right answers of native loops", rows, note)]
+    more: list[Table] = []
+    if (main := evidence.main(TRAJECTORIES)) is not None:
+        figures.append(_labels(main))
+        more = [table.under(main.facts.name) for table in evidence.tables(main)[1:]]
+    text = [
+        "Every loop's state at ANSWER is read with the model's own readout. On a ring a node is a position on the "
+        "path, so the readouts show a walk. No map, no patch.",
+        _walks_in_words(records),
+    ]
+    return Section(
+        TRAJECTORIES, "Native trajectories", EXPERIMENTS[TRAJECTORIES].question, text, figures, tables,
+        decided_by(TRAJECTORIES), more,
+    )  # fmt: skip
+
+
+def _walk(name: str, record: Record) -> Walk:
+    native = record.predictions["rings"][trajectories.NATIVE]
+    shares = trajectories.frequencies(trajectories.positions(native), record.facts.nodes)
+    return Walk(name, shares.numpy(), record.facts.loops, trajectories.modes(shares))
+
+
+def _walks_in_words(records: Mapping[str, Record]) -> str:
+    said = []
+    for name, record in records.items():
+        walk = trajectories.walk_of(record.predictions, record.facts)
+        steps = " ".join("-" if step is None else f"+{step}" for step in walk.increments[1 : walk.loops])
+        said.append(f"{name}: {steps}")
+    return f"Increments of the most-read position to loops 2, 3, ... (- after a tie): {'; '.join(said)}."
+
+
+def _labels(record: Record) -> Figure:
+    native = record.predictions["rings"][trajectories.NATIVE]
+    loops = range(1, record.facts.loops)
+    by_start = trajectories.by_label(native)
+    panels = {f"loop {loop}": by_start[:, loop].numpy() for loop in loops}
+    at = {each.loop: each for each in trajectories.labels(native)}
+    said = "; ".join(
+        f"loop {loop}: {percent(at[loop].by_step[0])} % by the start, {percent(at[loop].passed)} % by the best label "
+        f"on the path"
+        for loop in loops
+        if loop in at
+    )
+    explained = f"Share of the variance of who is ahead that labels explain: {said}."
+    caption = f"Rows: label of the start. {explained if said else 'Nobody is ahead of anybody at these loops.'}"
+    return label_heat(
+        "native-labels", f"Does the label of the start decide the pace? {record.facts.name}", caption, panels,
+        "position", "start",
+    )  # fmt: skip
+
+
+# ---- target selection ------------------------------------------------------------------------------------------------
+
+
+def targets_section(evidence: Evidence) -> Section | None:
+    """What one more call answers; None without the main backbone."""
+    records, main = evidence.of(TARGETS), evidence.main(TARGETS)
+    if main is None:
+        return None
+    tables = evidence.tables(main)
+    called = {"unsteered": "no map", "one": "J_one", "two": "J_two"}
+    bars = {}
+    for table in tables:
+        condition = table.title.removeprefix("Answers, ").partition(" (")[0]
+        target, _, rest = condition.partition(" ")
+        bars[f"{called[target]} {rest}".strip()] = {row.name: row.estimate for row in table.rows}
+    labels = {"u": "u (stay)", "f(u)": "one hop", "f^2(u)": "two hops", "other": "other"}
+    figure = stacked_answers(
+        "targets", f"One more call from h6, {main.facts.name}",
+        "Answers of one more call of the same frozen block. Before F: the mapped state is read before the call. Moved: "
+        "the mapped state of the next graph in its place.", bars, labels,
+    )  # fmt: skip
+    rows = []
+    for name, record in records.items():
+        found = {row.name: row for table in evidence.tables(record) for row in _called(table)}
+        rows += [replace(found[key], name=f"{name}, {key}") for key in HEADLINE if key in found]
+    others = Table("The target of each map, every backbone", rows, targets.NOTE)
+    text = ["From one and the same h6, the frozen block runs once more: without a map, after J_one, after J_two."]
+    return Section(
+        TARGETS, "Target selection", EXPERIMENTS[TARGETS].question, text, [figure], [others], decided_by(TARGETS),
+        [table.under(main.facts.name) for table in tables],
+    )  # fmt: skip
+
+
+HEADLINE = ("unsteered: u", "unsteered: f(u)", "one: f(u)", "two: f^2(u)", "one before F: u", "two before F: u")
+
+
+def _called(table: Table) -> list[Row]:
+    condition = table.title.removeprefix("Answers, ").partition(" (")[0]
+    return [replace(row, name=f"{condition}: {row.name}") for row in table.rows]
+
+
+# ---- composition -----------------------------------------------------------------------------------------------------
+
+
+def composition_section(evidence: Evidence) -> Section | None:
+    """Two calls and eight; None without records of the main backbone."""
+    two, main = evidence.of(TWO_CALLS), evidence.main(TWO_CALLS)
+    eight = {where: evidence.main(EIGHT_CALLS, where) for where in (composition.INDEPENDENT, composition.ORIGINAL)}
+    if main is None and not any(eight.values()):
+        return None
+    figures, tables, more = [], [], []
+    if main is not None:
+        found = evidence.tables(main)
+        figures.append(
+            rates(
+                "two-calls", f"Two calls, {main.facts.name}",
+                "Targets count from u. Diamonds: the paper's backbone. Below: the same targets without the second map.",
+                [found[0], replace(found[1], rows=[row for row in found[1].rows if "asked for" in row.name])],
+            )
+        )  # fmt: skip
+        more += [table.under(main.facts.name) for table in found]
+    rows = [
+        replace(row, name=f"{name}, {row.name}")
+        for name, record in two.items()
+        for row in evidence.tables(record)[0].rows
+        if row.name in {composition.spelled(pair) for pair in composition.PAIRS}
+    ]
+    if rows:
+        tables.append(Table("Two maps in a row, every backbone", rows, composition.NOTE))
+    text = [
+        "A string such as one-two asks for J_one, F, J_two, F. Targets count from u; nothing is reset between calls."
+    ]
+    for where, record in eight.items():
+        if record is not None:
+            figures.append(_by_call(record, where))
+            more += [table.under(record.facts.name) for table in evidence.tables(record)]
+            graphs = len(next(iter(record.predictions[where].values()))) // record.facts.nodes
+            text.append(f"Eight calls were run on {graphs} of 512 graphs of `{where}`.")
+    return Section(
+        "composition", "Composition", EXPERIMENTS[EIGHT_CALLS].question, text, figures, tables,
+        decided_by(TWO_CALLS, EIGHT_CALLS), more,
+    )  # fmt: skip
+
+
+CONTROLS = (composition.WITHOUT, composition.FIRST, composition.NONE, composition.READ_BEFORE, composition.COPY)
+
+
+def _by_call(record: Record, where: str) -> Figure:
+    answers = composition.Answers.of(record.predictions, record.facts, where)
+    lines = []
+    for kind in ("one", "two", "mixed"):
+        found = composition.curves(answers, kind, {})
+        lines.append(Line(kind, _estimates(found[composition.EVERY])))
+        if kind == "mixed":
+            lines += [Line(each, _estimates(found[each]), control=True) for each in CONTROLS]
+    caption = (
+        f"Right answers at each call on `{where}`; {int(answers.at.kept.sum()):,} instances with five distinct labels. "
+        "Mixed: 32 fixed strings. Dashed: controls and the baseline for the mixed strings."
+    )
+    return lines_by_call(f"eight-calls-{where}", f"Eight calls, {record.facts.name}", caption, lines)
+
+
+def _estimates(rows: Iterable[Row]) -> list[Estimate]:
+    return [row.estimate for row in rows]

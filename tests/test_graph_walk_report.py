@@ -1,0 +1,537 @@
+"""The report on graph walks, put together from planted records: what it shows, where it says its numbers come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopscope.experiments import composition, crossing, switching, targets
+from loopscope.experiments.claims import CLAIMS, NOT_RUN, Verdict, decide
+from loopscope.experiments.evidence import Evidence, split
+from loopscope.experiments.records import Facts, Predictions, Record, Row, Table, records, save
+from loopscope.experiments.subject import Walks, instances
+from loopscope.experiments.suite import COHORTS, QUICK_PARTS
+from loopscope.report import graph_walks, walking
+from loopscope.report.contents import BOTH, NOW, STORED, Report, Section
+from loopscope.report.graph_walks import report_of
+from loopscope.report.page import html, write_page
+from loopscope.store import Store
+from loopscope.tasks.graph_walk import all_starts, walk
+from loopscope.tasks.populations import population
+from tests.browser import chromium, installed
+from tests.test_composition import planted as composed
+from tests.test_crossing import planted as exchanged
+from tests.test_matched import planted as steered
+from tests.test_matched import right_on
+from tests.test_page_in_browser import SIZES, look, opened
+from tests.test_report import Reader
+
+CPU = torch.device("cpu")
+MAIN, SECOND, THIRD, OTHER = "d8l6-5", "d8l6-8", "d8l6-10", "d8l6-3"
+FINAL = [name for name in COHORTS["matched"].backbones if "final" in name]
+COST = {"seconds": 2.5, "device": "CPU, 1 threads", "forwards": 100.0, "plain": 250.0}
+
+PAIRS_OF_GRAPHS, EIGHT, LAYERED = 32, 8, 4
+"""How many graphs were measured where it is not all of them."""
+
+SECTIONS = ["trajectories", "targets", "composition", "mechanism", "matched"]
+
+
+# ---- planted records -------------------------------------------------------------------------------------------------
+
+
+def record(experiment: str, name: str, predictions: Predictions, **settings: object) -> Record:
+    recipe, _ = split(name)
+    fits = {"d8l6": ("one", "two"), "d8l8": ()}.get(recipe, ("stay", "one", "two"))
+    loops = 6 if recipe == "d8l6" else 8
+    facts = Facts(name, "f" * 64, loops, depth=8, nodes=10, heads=4, fits=dict.fromkeys(fits, 2))
+    return Record(experiment, facts, predictions, settings, COST)
+
+
+def native(name: str, *places: int, layered: int = 0) -> Record:
+    """After loops 0, 1, ... these positions are read, 8 from then on; starts 0, 1, 2 are one step late at loop 2."""
+    graphs, starts = all_starts(population("rings").graphs)
+    read = torch.tensor([*places, *[8] * (17 - len(places))])[:, None].repeat(1, len(starts))
+    read[2, starts < 3] -= 1
+    nodes = walk(graphs, starts, 9).gather(1, read.T).T.to(torch.uint8)
+    found = {"native": nodes}
+    if layered:
+        found["layers"] = nodes[1:, None, : 10 * layered].repeat(1, 4, 1)
+    return record("trajectories", name, {"rings": found}, layered=layered)
+
+
+def target(name: str) -> Record:
+    """Every map gives its target; without one, every other instance stays and every other goes on by one."""
+    at = instances(targets.WHERE, 8, CPU)
+    found = {"unsteered": torch.where(torch.arange(len(at.starts)) % 2 == 0, at.current, at.ahead(1))}
+    for hops, which in ((1, "one"), (2, "two")):
+        for fit in (1, 2):
+            found |= {f"{which}-{fit}": at.ahead(hops), f"{which}-{fit} before F": at.current}
+    return record("targets", name, {targets.WHERE: {key: nodes.to(torch.uint8) for key, nodes in found.items()}})
+
+
+def forgetful(string: str, fit: int, at: Walks) -> Tensor:
+    """Right for three calls, then at u again; the second fit cannot do two-one."""
+    lost = len(string) > 3 or (string, fit) == ("21", 2)
+    return at.ahead(0 if lost else composition.hops(string))
+
+
+def two_calls(name: str) -> Record:
+    facts = record("two-calls", name, {}).facts
+    ((where, found),) = composed(composition.ORIGINAL, facts, 512, forgetful).items()
+    asked = {composition.name_of(string, fit) for string in composition.TWO_CALLS for fit in (1, 2)}
+    return record("two-calls", name, {where: {key: found[key] for key in asked}})
+
+
+def eight_calls(name: str) -> Record:
+    facts = record("eight-calls", name, {}).facts
+    where = composition.INDEPENDENT
+    return record("eight-calls", name, composed(where, facts, EIGHT, forgetful), where=where, graphs=EIGHT)
+
+
+def crossed(name: str) -> Record:
+    """Head 2 does everything: its pattern gives E, its output D and the repair."""
+    chosen, tested = (crossing.pairs(where, 8, CPU, PAIRS_OF_GRAPHS) for where in (crossing.DISCOVERY, CONFIRMED))
+    discovery = exchanged(chosen)
+    del discovery["unsteered"]
+    found = {crossing.DISCOVERY: discovery, CONFIRMED: exchanged(tested)}
+    return record("crossing", name, found, confirmation=CONFIRMED)
+
+
+CONFIRMED = crossing.CONFIRMATION
+
+
+def switched(name: str) -> Record:
+    """Patterns of layer 2 carry the target, in head 2; so does the state that enters any layer; nothing else does."""
+    at = instances(switching.WHERE, 8, CPU)
+    nodes = {"raw": at.current, "one": at.ahead(1), "two": at.ahead(2)}
+    narrow, wide = switching.programs(6, 4, ("one", "two"), fits=2)
+
+    def answer(called: str) -> Tensor:
+        runs, _, what = called.partition("/")
+        giver, _, receiver = runs.partition("->")
+        part, _, place = what.partition(", ")
+        carried = part == "entering state" or (part in ("pattern", "queries+keys") and "2" in place.partition(",")[0])
+        heads = re.search(r"heads (.*)", place)
+        takes = receiver and carried and (heads is None or "2" in heads[1])
+        return nodes[(giver if takes or not receiver else receiver).partition("-")[0]]
+
+    found = {each: answer(each)[: 10 * PAIRS_OF_GRAPHS] for each in narrow}
+    found |= {each: answer(each)[: 10 * QUICK_PARTS] for each in wide}
+    found = {each: answers.to(torch.uint8) for each, answers in found.items()}
+    return record("switching", name, {switching.WHERE: found}, where=switching.WHERE, graphs=QUICK_PARTS)
+
+
+def matched(name: str) -> Record:
+    """Final-only: stays; one hop in the first 1,000 instances, two in the first 800.  Stepwise: one hop, two in 100."""
+    at = instances("matched-test", 8, CPU, "three")
+    right = {"stay": 0, "one": 1000, "two": 800} if "final" in name else {"stay": 0, "one": 10**6, "two": 100}
+    given = {
+        which: [at.current if which == "stay" else right_on(count, hops, at)] * 2
+        for hops, (which, count) in enumerate(right.items())
+    }
+    unsteered = 0 if "final" in name else 1
+    return record("matched", name, steered(at, "matched-test", unsteered, **given))
+
+
+def of_the_main_one() -> list[Record]:
+    return [
+        native(MAIN, 0, 1, 3, 4, 6, 7, 8, layered=LAYERED), target(MAIN), two_calls(MAIN), eight_calls(MAIN),
+        crossed(MAIN), switched(MAIN),
+    ]  # fmt: skip
+
+
+def everything() -> list[Record]:
+    """Three mechanism backbones (not all with everything), one that walks otherwise, two with eight loops, all matched
+    ones."""
+    walks = [
+        native(OTHER, 0, 3, 4, 5, 6, 7, 8), native(SECOND, 0, 1, 2, 4, 5, 6, 8), native(THIRD, 0, 2, 4, 6, 7, 8, 8),
+        native("d8l8-0", 0, 1, 2, 3, 4, 5, 6, 7, 8), native("d8l8-1", 0, 2, 4, 6, 8, 8, 8, 8, 8),
+    ]  # fmt: skip
+    made = [target(SECOND), two_calls(SECOND), switched(SECOND), *map(crossed, (OTHER, SECOND, THIRD))]
+    return [*of_the_main_one(), *walks, *made, *map(matched, COHORTS["matched"].backbones)]
+
+
+def written(store: Store, made: Iterable[Record]) -> list[Record]:
+    """The records as they come back from a store."""
+    for each in made:
+        save(store, each, {"backbone": "a" * 64})
+    return records(store)
+
+
+JUST_NOW = {("trajectories", MAIN), ("targets", MAIN), ("eight-calls", MAIN), ("crossing", MAIN)}
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    found = written(Store(tmp_path_factory.mktemp("results")), everything())
+    fresh = [each for each in found if (each.experiment, each.facts.name) in JUST_NOW]
+    return Evidence([each for each in found if not any(each is one for one in fresh)], fresh)
+
+
+@pytest.fixture(scope="module")
+def verdicts(evidence: Evidence) -> list[Verdict]:
+    return decide(evidence)
+
+
+@pytest.fixture(scope="module")
+def report(evidence: Evidence, verdicts: list[Verdict]) -> Report:
+    return report_of(evidence, verdicts)
+
+
+def made_of(*found: Record) -> Report:
+    evidence = Evidence(found)
+    return report_of(evidence, decide(evidence))
+
+
+def alone(anchor: str, *found: Record) -> Section:
+    """One section of the report on these records."""
+    made = graph_walks.SECTIONS[anchor](Evidence(found))
+    assert made is not None
+    assert made.anchor == anchor
+    return made
+
+
+def section(report: Report, anchor: str) -> Section:
+    return next(each for each in report.sections if each.anchor == anchor)
+
+
+def rows_of(tables: Sequence[Table], title: str) -> dict[str, Row]:
+    (table,) = (table for table in tables if table.title == title)
+    rows = {row.name: row for row in table.rows}
+    assert len(rows) == len(table.rows)
+    return rows
+
+
+def described(report: Report, figure: str) -> str:
+    return next(each.description for one in report.sections for each in one.figures if each.name == figure)
+
+
+# ---- the whole report ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_measured_gives_a_page_without_sections(tmp_path: Path) -> None:
+    report = made_of()
+    assert (report.sections, report.costs) == ([], [])
+    assert [row.id for row in report.ledger] == [claim.id for claim in CLAIMS]
+    assert {row.verdict for row in report.ledger} == {NOT_RUN}
+    assert {(row.ours, row.interval, row.n, row.seeds, row.scale, row.origin) for row in report.ledger} == {
+        ("", "", None, "", "", "")
+    }
+    page = write_page(report, tmp_path / "report")
+    assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
+    Reader(page.read_text(encoding="utf-8"))
+
+
+def test_every_section_has_figures_tables_and_claims(report: Report) -> None:
+    assert [each.anchor for each in report.sections] == SECTIONS
+    for each in report.sections:
+        assert each.question
+        assert all(each.text)
+        assert each.figures
+        assert each.claims
+        for table in (*each.tables, *each.more):
+            assert table.rows, table.title
+        titles = [table.title for table in (*each.tables, *each.more)]
+        assert len(set(titles)) == len(titles)
+    claims = [claim for each in report.sections for claim in each.claims]
+    assert sorted(claims) == sorted(claim.id for claim in CLAIMS if claim.experiment)
+
+
+def test_figures_show_every_backbone_under_names_of_their_own(report: Report) -> None:
+    names = {each.anchor: [figure.name for figure in each.figures] for each in report.sections}
+    assert names == {
+        "trajectories": ["native-d8l6", "native-d8l8", "native-labels"],
+        "targets": ["targets"],
+        "composition": ["two-calls", "eight-calls-independent-3001"],
+        "mechanism": ["crossing", *(f"{kind}-{name}" for name in (MAIN, SECOND) for kind in ("switching", "heads"))],
+        "matched": ["matched"],
+    }
+    figures = [figure for each in report.sections for figure in each.figures]
+    assert len({figure.title for figure in figures}) == len(figures)
+    for figure in figures:
+        assert figure.caption
+        assert figure.svg.startswith("<svg")
+        assert figure.pdf.startswith(b"%PDF")
+
+
+def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report, tmp_path: Path) -> None:
+    page = write_page(report, tmp_path)
+    reader = Reader(page.read_text(encoding="utf-8"))
+    ids = [found for _, attributes in reader.elements if (found := attributes.get("id"))]
+    assert len(set(ids)) == len(ids)
+    links = {href for tag, attributes in reader.elements if tag == "a" and (href := attributes["href"])}
+    for link in links:
+        assert link[1:] in ids if link.startswith("#") else (tmp_path / link).is_file(), link
+    assert {f"#claim-{claim.id}" for claim in CLAIMS if claim.experiment} <= links
+    shown = [table for each in report.sections for table in (*each.tables, *each.more)]
+    assert len(reader.tables) == len(shown) + 2
+    for table, lines in zip(shown, reader.tables, strict=False):
+        assert [line[0] for line in lines[1:]] == [row.name for row in table.rows]
+    assert "nan" not in " ".join(cell for table in reader.tables for line in table for cell in line)
+
+
+def test_the_order_of_records_does_not_matter() -> None:
+    found = [native("d8l8-2", 0, 2, 4, 6, 8), native("d8l8-11", 0, 1, 2, 4, 5, 6, 8), matched(FINAL[0])]
+    assert html(made_of(*found)) == html(made_of(*reversed(found)))
+
+
+def test_every_section_is_announced() -> None:
+    said: list[str] = []
+    report_of(Evidence(), decide(Evidence()), said.append)
+    assert said == [f"drawing {name}" for name in SECTIONS]
+
+
+def test_the_lead_says_who_was_chosen_and_by_which_rule(report: Report) -> None:
+    said = report.lead[-1]
+    assert "nothing else but zero" in said
+    assert f"`{MAIN}`, the main one, `{SECOND}`, `{THIRD}`." in said
+    assert made_of(target(OTHER)).lead == report.lead[:-1]
+
+
+def test_the_lead_says_when_threes_had_to_be_allowed() -> None:
+    cohort = COHORTS["mechanism"]
+    names = [f"d8l6-{seed}" for seed in (*cohort.seeds, *cohort.more_seeds)]
+    walks = [native(name, 0, 1, 2, 4, 5, 8, 8) if name == OTHER else native(name, 0, 8) for name in names]
+    (said,) = graph_walks._who(Evidence(walks))
+    assert f"nothing else but zero and, as too few walk so, three. The main one is `{OTHER}`." in said
+
+
+def test_costs_are_those_of_what_was_measured_now_or_else_of_everything(report: Report) -> None:
+    assert [cost.step for cost in report.costs] == [f"{what} on {name}" for what, name in sorted(JUST_NOW)]
+    for cost in report.costs:
+        assert (cost.seconds, cost.device, cost.forwards, cost.plain) == tuple(COST.values())
+    unpriced = replace(target(OTHER), cost={})
+    stored = made_of(target(SECOND), target(MAIN), unpriced)  # no walks, so no section
+    assert [cost.step for cost in stored.costs] == [f"targets on {MAIN}", f"targets on {SECOND}"]
+
+
+# ---- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_says_what_was_found(report: Report, verdicts: list[Verdict]) -> None:
+    for row, verdict in zip(report.ledger, verdicts, strict=True):
+        assert (row.id, row.where, row.paper) == (verdict.claim.id, verdict.claim.where, verdict.claim.paper)
+        assert (row.verdict, row.ours, row.n, row.scale) == (verdict.verdict, verdict.ours, verdict.n, verdict.scale)
+        assert row.claim == f"{verdict.claim.text} (holds if {verdict.claim.holds_if})"
+    found = {row.id: row for row in report.ledger}
+    assert (found["target.two"].ours, found["target.two"].interval) == ("100.0", "[100.0, 100.0]")
+    assert found["target.two"].n == 4110
+    assert (found["compose.order"].ours, found["compose.order"].interval) == ("100.0 vs 50.0", "[50.0, 50.0]")
+    assert found["pattern.reroutes"].interval == "± 0.0 SD over 3 backbones"
+    assert found["matched.two"].interval == "± 0.0 SD over 5 pairs"
+    assert found["native.variety"].interval == ""
+    too_few = {"native.endpoint", "native.hold", "switch.two_to_one", "switch.one_to_two"}
+    judged = {claim.id for claim in CLAIMS if claim.experiment} - too_few
+    assert {row.id: row.verdict for row in report.ledger} == {
+        claim.id: "holds" if claim.id in judged else NOT_RUN for claim in CLAIMS
+    }
+
+
+def test_the_ledger_says_where_numbers_come_from(report: Report) -> None:
+    found = {row.id: row for row in report.ledger}
+    origins = {
+        "native.variety": STORED, "native.hold": BOTH, "target.one": NOW, "target.two": NOW,
+        "compose.one_one": STORED, "compose.decay": NOW, "pattern.reroutes": BOTH, "restore.selected": BOTH,
+        "matched.one": STORED, "letter.steer": "", "kg.inside": "",
+    }  # fmt: skip
+    assert {name: found[name].origin for name in origins} == origins
+    assert found["target.one"].command == "loopscope reproduce targets"
+    assert found["pattern.reroutes"].command == "loopscope reproduce --profile paper crossing"
+    assert found["matched.two"].command == "loopscope reproduce --profile paper matched"
+    assert found["letter.steer"].command == ""
+
+
+def test_the_ledger_says_on_what_it_was_measured(report: Report) -> None:
+    found = {row.id: row for row in report.ledger}
+    assert found["target.one"].seeds == "d8l6: 5"
+    assert found["pattern.reroutes"].seeds == "d8l6: 5 8 10"
+    assert found["native.hold"].seeds == "d8l6: 3 5 8 10; d8l8: 0 1"
+    assert found["matched.native"].seeds == "matched-final: 0 1 2 3 4; matched-stepwise: 0 1 2 3 4"
+    assert found["target.one"].scale == found["native.hold"].scale == "paper scale"
+    assert found["compose.decay"].scale == f"paper's model, {EIGHT} of 512 graphs"
+    assert found["output.transfers"].scale == f"paper's model, {PAIRS_OF_GRAPHS} of 512 graphs"
+
+
+def test_a_claim_that_rests_on_nothing_countable_has_no_interval() -> None:
+    """No clean run is right, so no pair of graphs counts."""
+    walks = [native(name, 0, 1, 3, 4, 6, 7, 8) for name in (MAIN, SECOND, THIRD)]
+    wrong = []
+    for name in (MAIN, SECOND, THIRD):
+        made = crossed(name)
+        for answers in made.predictions.values():
+            answers |= {run: (nodes + 5) % 10 for run, nodes in answers.items() if run.endswith("before F")}
+        wrong.append(made)
+    row = next(row for row in made_of(*walks, *wrong).ledger if row.id == "pattern.reroutes")
+    assert (row.verdict, row.interval) == ("does not hold", "")
+
+
+# ---- the sections ----------------------------------------------------------------------------------------------------
+
+
+def test_native_trajectories(report: Report) -> None:
+    found = section(report, "trajectories")
+    assert f"{OTHER}: +1 +1 +1 +1 +1" in found.text[-1]
+    assert f"{MAIN}: +2 +1 +2 +1 +1" in found.text[-1]
+    assert "d8l8-1: +2 +2 +2 +0 +0 +0 +0." in found.text[-1]
+    rows = rows_of(found.tables, "Right answers of native loops")
+    assert list(rows)[:2] == [f"{OTHER}, endpoint, loop 6", f"{OTHER}, retained, loop 16"]
+    assert {(row.estimate.value, row.n) for row in rows.values()} == {(1.0, 5120)}
+    assert f"{MAIN} (trained for 6 loops): positions read most often at loops 0, 1, …: 0 1 3 4 6 7 8 8" in described(
+        report, "native-d8l6"
+    )
+    # At loop 2 starts 0, 1, 2 are late: the start explains it all.
+    labels = next(figure for figure in found.figures if figure.name == "native-labels")
+    assert "loop 2: 100.0 % by the start" in labels.caption
+    assert "loop 3: " not in labels.caption
+    inside = rows_of(found.more, f"{MAIN}: Where in a call the reading changes")
+    assert inside["loop 1, layer 1 attention"].estimate.value == 1
+
+
+def test_a_walk_that_labels_do_not_bear_on_has_nothing_explained() -> None:
+    made = native(MAIN, 0, 1, 3, 4, 6, 7, 8)
+    made.predictions["rings"]["native"][2] = native(MAIN, 0, 1, 2, 3).predictions["rings"]["native"][3]
+    (labels,) = (each for each in alone("trajectories", made).figures if each.name == "native-labels")
+    assert labels.caption == "Rows: label of the start. Nobody is ahead of anybody at these loops."
+
+
+def test_targets(report: Report) -> None:
+    said = described(report, "targets")
+    assert "no map: u (stay) 49.9 %, one hop 50.1 %, two hops 0.0 %, other 0.0 %." in said
+    assert "J_one: u (stay) 0.0 %, one hop 100.0 %, two hops 0.0 %, other 0.0 %." in said
+    assert "J_two before F: u (stay) 100.0 %" in said
+    assert "J_one moved: " in said
+    rows = rows_of(section(report, "targets").tables, "The target of each map, every backbone")
+    assert len(rows) == 2 * 6
+    assert (rows[f"{MAIN}, one: f(u)"].estimate.value, rows[f"{MAIN}, one: f(u)"].paper) == (1.0, 0.996)
+    assert (rows[f"{SECOND}, two: f^2(u)"].estimate.value, rows[f"{SECOND}, two: f^2(u)"].paper) == (1.0, None)
+
+
+def test_composition(report: Report) -> None:
+    found = section(report, "composition")
+    rows = rows_of(found.tables, "Two maps in a row, every backbone")
+    assert {name: row.estimate.value for name, row in rows.items()} == {
+        f"{name}, {pair}": 0.5 if pair == "two-one" else 1.0
+        for name in (MAIN, SECOND)
+        for pair in ("one-one", "one-two", "two-one", "two-two")
+    }
+    assert "one-none, asked for one-one: 0.0 % (paper 48.3)" in described(report, "two-calls")
+    assert f"Eight calls were run on {EIGHT} of 512 graphs of `independent-3001`." in found.text
+    figure = found.figures[1]
+    kept = int(population("independent-3001").mask("five")[: 10 * EIGHT].sum())
+    assert f"; {kept} instances with five distinct labels" in figure.caption
+    assert "one: 100.0 100.0 100.0 0.0 " in figure.description
+    series = re.findall(r"([a-zA-Z ]+): [0-9.]+ [0-9.]+ ", figure.description)
+    assert [each.strip() for each in series] == ["one", "two", "mixed", *walking.CONTROLS]
+    assert any(table.title == f"{MAIN}: Eight calls, mixed (independent-3001)" for table in found.more)
+
+
+def test_mechanism(report: Report) -> None:
+    found = section(report, "mechanism")
+    rows = rows_of(found.tables, "Patterns and outputs, every backbone")
+    for name in (OTHER, MAIN, SECOND, THIRD):
+        assert rows[f"{name}, pattern -> E"].estimate.value == rows[f"{name}, output -> D"].estimate.value == 1
+        assert rows[f"{name}, restored, comparison"].estimate.value == 0
+    assert rows[f"{MAIN}, restored, selected"].paper == 0.601
+    parts = described(report, f"switching-{MAIN}")
+    assert "two -> one, per cent: pattern layer 2 100.0, layer 1 0.0, layers 1+2 100.0; queries layer 2 0.0" in parts
+    assert "entering state layer 2 100.0, layer 1 100.0, layers 1+2 100.0. one -> two" in parts
+    heads = described(report, f"heads-{SECOND}")
+    assert "heads 0 0.0; heads 1 0.0; heads 2 100.0; heads 3 0.0; heads 0+1 0.0; heads 0+2 100.0" in heads
+    assert any(f"{QUICK_PARTS} of 512 graphs" in said for said in found.text)
+    switches = rows_of(found.more, f"{MAIN}: Target switching, two -> one (switching-2501)")
+    kept = population("switching-2501").mask("three")
+    assert switches["pattern, layer 2: f^2(u)"].n == int(kept[: 10 * PAIRS_OF_GRAPHS].sum())
+    assert switches["pattern, layer 1: f^2(u)"].n == int(kept[: 10 * QUICK_PARTS].sum())
+
+
+def test_matched(report: Report) -> None:
+    found = section(report, "matched")
+    assert "Measured: seeds 0, 1, 2, 3, 4; 10 of 10 backbones." in found.text[0]
+    rows = rows_of(found.tables, "Matched supervision: target accuracy after one more call, by supervision")
+    n = rows["matched-final, J_one: one"].n
+    assert rows["matched-final, J_one: one"].estimate.value == pytest.approx(1000 / n)
+    assert rows["matched-final, J_one: one"].paper == 0.665
+    assert rows["matched-stepwise, J_two: two"].estimate.value == pytest.approx(100 / n)
+    assert f"J_two, final-only and stepwise: {80000 / n:.1f} {10000 / n:.1f}; " in described(report, "matched")
+
+
+# ---- parts of the evidence -------------------------------------------------------------------------------------------
+
+
+def test_only_the_main_backbone() -> None:
+    report = made_of(*of_the_main_one())
+    assert f"The main one is `{MAIN}`." in report.lead[-1]
+    assert [each.anchor for each in report.sections] == SECTIONS[:-1]
+    judged = {row.id for row in report.ledger if row.verdict != NOT_RUN}
+    assert judged == {"target.one", "target.two", "compose.one_one", "compose.order", "compose.decay"}
+    assert {row.origin for row in report.ledger} == {STORED, ""}
+    assert [figure.name for figure in section(report, "mechanism").figures] == [
+        "crossing", f"switching-{MAIN}", f"heads-{MAIN}",
+    ]  # fmt: skip
+    Reader(html(report))
+
+
+def test_only_final_backbones_of_the_matched_ones() -> None:
+    report = made_of(*map(matched, FINAL[:2]))
+    (found,) = report.sections
+    assert (found.anchor, found.figures) == ("matched", [])
+    assert "Measured: seeds 0, 1; 2 of 10 backbones." in found.text[0]
+    rows = rows_of(found.tables, "Matched supervision: target accuracy after one more call, by supervision")
+    assert {row.paper for row in rows.values()} == {None}
+    assert {row.verdict for row in report.ledger} == {NOT_RUN}
+    Reader(html(report))
+
+
+def test_one_matched_pair_is_drawn() -> None:
+    found = alone("matched", *map(matched, COHORTS["matched"].backbones[:2]))
+    assert [figure.name for figure in found.figures] == ["matched"]
+
+
+def test_only_native_walks() -> None:
+    report = made_of(native("d8l8-3", 0, 2, 4, 6, 8))
+    (found,) = report.sections
+    assert [figure.name for figure in found.figures] == ["native-d8l8"]
+    assert found.more == []
+
+
+def test_eight_calls_without_two() -> None:
+    found = alone("composition", native(MAIN, 0, 1, 3, 4, 6, 7, 8), eight_calls(MAIN))
+    assert [figure.name for figure in found.figures] == ["eight-calls-independent-3001"]
+    assert found.tables == []
+    assert found.more
+
+
+def test_crossing_elsewhere_than_on_mechanism_backbones_is_a_table() -> None:
+    found = alone("mechanism", native(MAIN, 0, 1, 3, 4, 6, 7, 8), native(OTHER, 0, 8), crossed(OTHER), switched(MAIN))
+    assert [figure.name for figure in found.figures] == [f"switching-{MAIN}", f"heads-{MAIN}"]
+    assert {row.name.partition(",")[0] for row in found.tables[0].rows} == {OTHER}
+
+
+# ---- in a browser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shown(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(report, tmp_path_factory.mktemp("page"))
+
+
+@pytest.mark.skipif(installed() is None, reason="no Chromium: the page was not looked at in a browser")
+def test_the_page_never_scrolls_sideways(shown: Path) -> None:
+    program = installed()
+    assert program is not None
+    with chromium(program) as browser:
+        for size in SIZES.values():
+            for page in opened(browser, shown, size):
+                look(page, "document.querySelectorAll('details').forEach(e => e.open = true)")
+                assert look(page, "return document.documentElement.scrollWidth") <= size[0]
+                outside = look(page, """return [...document.querySelectorAll('main *')].filter(
+                    e => !e.closest('.scroll table, svg') && e.getBoundingClientRect().right > innerWidth + 0.5)
+                    .map(e => e.outerHTML.slice(0, 80))""")  # fmt: skip
+                assert outside == []
