@@ -7,11 +7,11 @@ are, and words between backticks come out as code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loopscope.errors import InputError, nearest
-from loopscope.experiments.records import Table
+from loopscope.experiments.records import Row, Table
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
 VERDICTS = (HOLDS, FAILS, NOT_RUN)
@@ -42,6 +42,16 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Several backbones side by side: a line for each, a column for each condition; not all need be there."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Mapping[str, Mapping[str, Row]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Section:
     """One experiment: its question, what was done in a few paragraphs, what came out, and the claims it decides.
 
@@ -53,7 +63,7 @@ class Section:
     question: str
     text: Sequence[str] = ()
     figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table | Grid] = ()
     claims: Sequence[str] = ()
     more: Sequence[Table] = ()
 

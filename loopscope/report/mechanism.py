@@ -16,7 +16,7 @@ from loopscope.experiments.suite import (
     MATCHED,
     SWITCHING,
 )
-from loopscope.report.contents import Figure, Section
+from loopscope.report.contents import Figure, Grid, Section
 from loopscope.report.figures import components, curves, paired, rates, subsets
 from loopscope.stats import Estimate
 from loopscope.tasks.populations import population
@@ -35,12 +35,11 @@ def mechanism_section(evidence: Evidence) -> Section | None:
         shown = {name: record for name, record in crossed.items() if name in evidence.selection.names}
         if shown:
             figures.append(_crossings(evidence, shown))
-        rows = [
-            replace(row, name=f"{name}, {row.name}")
-            for name, record in crossed.items()
-            for row in _crossing_rows(evidence, name, record).rows
-        ]
-        tables.append(Table("Patterns and outputs, every backbone", rows, crossing.FITS))
+        found = {name: _crossing_rows(evidence, name, record) for name, record in crossed.items()}
+        lines = {table.title: {row.name: row for row in table.rows} for table in found.values()}
+        columns = [name for names in SHOWN.values() for name in names]
+        note = f"Over the instances that count; {crossing.FITS}"
+        tables.append(Grid("Patterns and outputs, every backbone", columns, lines, note))
         for name, record in shown.items():
             more += [table.under(name) for table in evidence.tables(record)]
     for name, record in switched.items():

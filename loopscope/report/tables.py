@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from loopscope.experiments.records import Row, Table
-from loopscope.report.contents import FAILS, HOLDS, NOT_RUN, Cost, LedgerRow, percent
+from loopscope.report.contents import FAILS, HOLDS, NOT_RUN, Cost, Grid, LedgerRow, percent
+from loopscope.stats import Estimate
 
 SIGNS = {HOLDS: "\N{CHECK MARK}", FAILS: "\N{BALLOT X}", NOT_RUN: "\N{EN DASH}"}
 MINUTE, HOUR = 60, 3600
@@ -34,20 +35,39 @@ def verdict(which: str, said: str = "") -> str:
     return f'<span class="verdict {kind}"><b aria-hidden="true">{SIGNS[which]}</b> {said or which}</span>'
 
 
-def numbers(table: Table, number: int) -> str:
-    """Measured shares with their intervals, beside the paper's where it prints one."""
+def numbers(table: Table | Grid, number: int) -> str:
+    """Measured shares with their intervals, beside the paper's where it prints one, or of several backbones."""
+    if isinstance(table, Grid):
+        return _grid(table, number)
     compared = any(row.paper is not None for row in table.rows)
 
     def line(row: Row) -> str:
-        each = row.estimate
-        ours = "" if math.isnan(each.value) else percent(each.value)
-        if not math.isnan(each.low):
-            ours += f' <span class="interval">[{percent(each.low)}, {percent(each.high)}]</span>'
+        ours = _estimate(row.estimate)
         paper = [_cell("" if row.paper is None else percent(row.paper), number=True)] if compared else []
         return _row(_name(words(row.name)), _cell(ours, number=True), *paper, _cell(f"{row.n:,}", number=True))
 
     head = [("condition", False), ("ours, %", True), *([("paper, %", True)] if compared else []), ("n", True)]
     return _boxed("numbers", number, table.title, head, _body(map(line, table.rows)), table.note)
+
+
+def _grid(table: Grid, number: int) -> str:
+    def line(name: str, rows: Mapping[str, Row]) -> str:
+        cells = (_estimate(rows[column].estimate) if column in rows else "" for column in table.columns)
+        return _row(_name(words(name)), *(_cell(cell, number=True) for cell in cells))
+
+    counts = sorted({row.n for rows in table.lines.values() for row in rows.values()})
+    n = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}" if counts else "none"
+    head = [("backbone", False), *((words(column), True) for column in table.columns)]
+    body = _body(line(*each) for each in table.lines.items())
+    return _boxed("numbers grid", number, table.title, head, body, f"Per cent; n = {n}. {table.note}")
+
+
+def _estimate(each: Estimate) -> str:
+    """A share and its interval; what could not be had is left out."""
+    ours = "" if math.isnan(each.value) else percent(each.value)
+    if math.isnan(each.low):
+        return ours
+    return f'{ours} <span class="interval">[{percent(each.low)}, {percent(each.high)}]</span>'
 
 
 def ledger(rows: Sequence[LedgerRow], number: int) -> str:

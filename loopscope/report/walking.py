@@ -16,7 +16,7 @@ from loopscope.experiments.suite import (
     TRAJECTORIES,
     TWO_CALLS,
 )
-from loopscope.report.contents import Figure, Section, percent
+from loopscope.report.contents import Figure, Grid, Section, percent
 from loopscope.report.figures import Line, lines_by_call, rates, stacked_answers
 from loopscope.report.heat import Walk, heat_maps, label_heat
 from loopscope.stats import Estimate
@@ -38,13 +38,12 @@ def trajectories_section(evidence: Evidence) -> Section | None:
             "Red dashes: the trained budget. White dots: the only position read most often."
         )
         figures.append(heat_maps(f"native-{recipe}", f"Native walks of {recipe.upper()} backbones", caption, walks))
-    rows = [
-        replace(row, name=f"{name}, {row.name}")
+    lines = {
+        name: {row.name.partition(",")[0]: row for row in evidence.tables(record)[0].rows}
         for name, record in records.items()
-        for row in evidence.tables(record)[0].rows
-    ]
+    }
     note = "All 512 rings and ten starts; graphs are resampled. Retained: the answer is still right after 16 loops."
-    tables = [Table("Right answers of native loops", rows, note)]
+    tables = [Grid("Right answers of native loops", ("endpoint", "retained"), lines, note)]
     more: list[Table] = []
     if (main := evidence.main(TRAJECTORIES)) is not None:
         figures.append(_labels(main))
@@ -116,11 +115,11 @@ def targets_section(evidence: Evidence) -> Section | None:
         "Answers of one more call of the same frozen block. Before F: the mapped state is read before the call. Moved: "
         "the mapped state of the next graph in its place.", bars, labels,
     )  # fmt: skip
-    rows = []
-    for name, record in records.items():
-        found = {row.name: row for table in evidence.tables(record) for row in _called(table)}
-        rows += [replace(found[key], name=f"{name}, {key}") for key in HEADLINE if key in found]
-    others = Table("The target of each map, every backbone", rows, targets.NOTE)
+    lines = {
+        name: {row.name: row for table in evidence.tables(record) for row in _called(table) if row.name in HEADLINE}
+        for name, record in records.items()
+    }
+    others = Grid("The target of each map, every backbone", HEADLINE, lines, targets.NOTE)
     text = ["From one and the same h6, the frozen block runs once more: without a map, after J_one, after J_two."]
     return Section(
         TARGETS, "Target selection", EXPERIMENTS[TARGETS].question, text, [figure], [others], decided_by(TARGETS),
@@ -156,14 +155,13 @@ def composition_section(evidence: Evidence) -> Section | None:
             )
         )  # fmt: skip
         more += [table.under(main.facts.name) for table in found]
-    rows = [
-        replace(row, name=f"{name}, {row.name}")
+    pairs = [composition.spelled(pair) for pair in composition.PAIRS]
+    lines = {
+        name: {row.name: row for row in evidence.tables(record)[0].rows if row.name in pairs}
         for name, record in two.items()
-        for row in evidence.tables(record)[0].rows
-        if row.name in {composition.spelled(pair) for pair in composition.PAIRS}
-    ]
-    if rows:
-        tables.append(Table("Two maps in a row, every backbone", rows, composition.NOTE))
+    }
+    if lines:
+        tables.append(Grid("Two maps in a row, every backbone", pairs, lines, composition.NOTE))
     text = [
         "A string such as one-two asks for J_one, F, J_two, F. Targets count from u; nothing is reset between calls."
     ]
