@@ -4,11 +4,15 @@
                weights.safetensors (named as in the model's state_dict), result.json
     map        config {"recipe": {"name": "one", ...}, "fit": 1}, inputs {"backbone": its key}
                adapter_config.json, adapter_model.safetensors (a saved map), result.json
+    trail      config and inputs of its map
+               weights.safetensors: the map's parameters at points of its last stage, and the `update` of each point
 
-Both loaders hash what they read.  What does not fit is damage, told with file, expectation and finding.
+All loaders hash what they read.  What does not fit is damage, told with file, expectation and finding.
 """
 
 from __future__ import annotations
+
+from copy import deepcopy
 
 import torch
 
@@ -19,7 +23,7 @@ from loopscope.maps import AffineMap, load_map, not_finite
 from loopscope.model import LoopedTransformer, ModelConfig
 from loopscope.store import Artefact, Store
 
-BACKBONE, MAP = "backbone", "map"
+BACKBONE, MAP, TRAIL = "backbone", "map", "trail"
 WEIGHTS, RESULT = "weights.safetensors", "result.json"
 
 EXACT = (torch.bfloat16, torch.float16, torch.float32)
@@ -84,6 +88,30 @@ def load_fit(artefact: Artefact) -> AffineMap:
     _expect_kind(artefact, MAP)
     artefact.verify()
     return load_map(artefact.folder)
+
+
+def load_trail(store: Store, fit: Artefact) -> dict[int, AffineMap]:
+    """The maps that a fit passed through in its last stage, by update: 0 is where the stage began, the last the fit.
+
+    Raises InputError for an artefact of another kind and where the store has no trail of this map, DamagedError as
+    `load_fit` does and when the trail is not one of such maps.
+    """
+    last = load_fit(fit)
+    trail = store.find(TRAIL, dict(fit.manifest.config), dict(fit.manifest.inputs))
+    if trail is None:
+        raise InputError(f"{store.root} has no trail of {name_of(fit)}, only the map itself")
+    tensors = trail.tensors(WEIGHTS)
+    updates = tensors.pop("update", torch.empty(0)).tolist()
+    expected = {name: (len(updates), *parameter.shape) for name, parameter in last.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if not updates or found != expected:
+        raise damaged(trail.folder / WEIGHTS, f"an update and {expected}", f"{len(updates)} updates and {found}")
+    passed = {update: deepcopy(last) for update in updates}
+    for point, step in enumerate(passed.values()):
+        step.load_state_dict({name: tensor[point] for name, tensor in tensors.items()})
+        if bad := not_finite(step):
+            raise damaged(trail.folder / WEIGHTS, "finite weights", f"NaN or infinity in {bad}")
+    return passed
 
 
 def _expect_kind(artefact: Artefact, kind: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import load_backbone, load_fit, name_of
-from loopscope.errors import InputError
+from loopscope.artefacts import load_backbone, load_fit, load_trail, name_of
+from loopscope.errors import DamagedError, InputError
+from loopscope.maps import AffineMap
 from loopscope.store import Artefact, Store
 from loopscope.training import jobs
 from loopscope.training.jobs import Finished, MembersFailedError, Progress, Settings, initial_model
@@ -23,6 +24,7 @@ from loopscope.training.objective import Step
 from loopscope.training.recipes import (
     BackboneRecipe,
     MapRecipe,
+    RelationFit,
     backbone_recipe,
     map_recipe,
 )
@@ -173,6 +175,56 @@ def test_maps_of_relations_are_fitted_one_after_the_other(store: Store) -> None:
         assert each.digests["final"] == digest_of(trainer.stack.member(0))
         assert store.open("map", each.key).json("result.json")["selected"]["stage"] == 1
     assert done[0].digests["data"] != done[1].digests["data"]
+
+
+def same_maps(a: Mapping[int, AffineMap], b: Mapping[int, AffineMap]) -> bool:
+    each = [(a[update].state_dict(), b[update].state_dict()) for update in a]
+    return [*a] == [*b] and all(torch.equal(one[name], two[name]) for one, two in each for name in one)
+
+
+@pytest.mark.parametrize("windows", [2, 3, 5])
+def test_the_trail_of_a_map_is_stored_beside_it_and_outlives_a_stop(store: Store, tmp_path: Path, windows: int) -> None:
+    (base,) = jobs.train(toy_relations(updates=2, check_every=0), [0], store, settings_of())
+    backbone, recipe = store.open("backbone", base.key), toy_relation_map(updates=6)
+    with pytest.raises(StoppedError):
+        jobs.fit([recipe], backbone, [3], store, settings_of(save_every=0.0, watch=stop_after(windows)))
+    assert store.all("trail") == ()
+    (done,) = jobs.fit([recipe], backbone, [3], store, settings_of())
+    (whole,) = jobs.fit([recipe], backbone, [3], Store(tmp_path / "whole"), settings_of())
+    assert whole == done
+    fit = store.open("map", done.key)
+    trail = load_trail(store, fit)
+    assert [*trail] == [0, 2, 4, 6]
+    assert same_maps({6: trail[6]}, {6: load_fit(fit)})
+    assert same_maps(trail, load_trail(Store(tmp_path / "whole"), fit))
+    # The first stage alone ends where the second begins.
+    alone = replace(recipe, stages=recipe.stages[:1], data=RelationFit((4,), queries=16))
+    trainer = finished(RelationFits(alone, load_backbone(backbone), [(0, 3)], CPU), "last")
+    assert digest_of(dict(trail[0].state_dict())) == digest_of(trainer.stack.member(0))
+    assert not same_maps({0: trail[0]}, {0: trail[2]})
+
+
+def test_a_trail_that_is_not_there_or_not_one(store: Store) -> None:
+    (base,) = jobs.train(toy_relations(updates=2, check_every=0), [0], store, settings_of())
+    backbone = store.open("backbone", base.key)
+    (last,) = jobs.fit([replace(toy_relation_map(), keep="last")], backbone, [1], store, settings_of())
+    fit = store.open("map", last.key)
+    with pytest.raises(InputError, match="has no trail of toy-chain-1@toy-relations-0, only the map itself"):
+        load_trail(store, fit)
+    with pytest.raises(InputError, match="is a backbone, not a map"):
+        load_trail(store, backbone)
+    same = {name: tensor[None] for name, tensor in load_fit(fit).state_dict().items()}
+    first = torch.zeros(1, dtype=torch.int64)
+    for wrong, told in (
+        (same, "expected an update"),
+        ({**same, "update": first, "b": same["b"][0]}, "expected an update and"),
+        ({**same, "update": first, "b": same["b"] / 0}, "expected finite weights, found NaN or infinity in b"),
+    ):
+        with store.write("trail", fit.manifest.config, fit.manifest.inputs) as draft:
+            draft.tensors("weights.safetensors", wrong)
+        with pytest.raises(DamagedError, match=told):
+            load_trail(store, fit)
+        store.remove("trail", draft.artefact.key)
 
 
 def test_the_regimes_of_matched_supervision_are_paired(store: Store) -> None:

@@ -241,7 +241,7 @@ def test_the_curriculum_of_a_relation_map() -> None:
     *grow, rest = fit.stages
     assert isinstance(fit.data, RelationFit)
     assert fit.data == RelationFit((4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 16), 4, 0.5, 64)
-    assert (fit.family, fit.rank, fit.batch, fit.keep) == ("dense", None, 128, "last")
+    assert (fit.family, fit.rank, fit.batch, fit.keep) == ("dense", None, 128, "trail")
     assert len(grow) == 13
     for stage in grow:
         assert (stage.updates, stage.check_every, stage.stop_at) == (3_000, 250, 1.0)

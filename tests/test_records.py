@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def test_a_stored_record_comes_back_as_it_was(store: Store) -> None:
             assert back.predictions[where][name].dtype == torch.uint8
 
 
+def test_a_raw_record_keeps_its_tensors_as_they_are(store: Store) -> None:
+    counts = {"near": {"lengths": torch.arange(3, dtype=torch.int32), "right": torch.tensor([[-1, 700]])}}
+    made = replace(record_of(), predictions=counts, raw=True, notes={"curves": [1]})
+    back = load(save(store, made, INPUTS))
+    assert (back.raw, back.notes) == (True, {"curves": [1]})
+    for name, tensor in counts["near"].items():
+        assert back.predictions["near"][name].dtype == tensor.dtype
+        assert torch.equal(back.predictions["near"][name], tensor)
+
+
 def test_a_byte_holds_two_answers(store: Store) -> None:
     stored = save(store, record_of(), INPUTS).tensors("rings.safetensors")["native"]
     assert (stored.shape, stored.dtype) == ((3, 4, 5), torch.uint8)
@@ -158,20 +169,16 @@ def test_a_changed_byte_is_damage(store: Store, name: str, refused: Callable[...
     assert refused(DamagedError, records, store) == told
 
 
-FACTS = "the facts name, key, loops, depth, nodes, heads, fits"
+WANTED = "the facts name, key, loops, depth, nodes, heads, fits"
 
 
 @pytest.mark.parametrize(
     ("about", "expected", "found"),
     [
-        (["facts", "cost"], "facts, cost and notes of a record", "something else"),
-        ({"facts": {}}, "facts, cost and notes of a record", "something else"),
-        (
-            {"facts": {"name": "x"}, "cost": {}, "notes": {}},
-            "the facts name, key, loops, depth, nodes, heads, fits",
-            "name",
-        ),
-        ({"facts": {}, "cost": {}, "notes": {}}, FACTS, "none"),
+        (["facts", "cost"], "facts, cost, notes and raw of a record", "something else"),
+        ({"facts": {}}, "facts, cost, notes and raw of a record", "something else"),
+        ({"facts": {"name": "x"}, "cost": {}, "notes": {}, "raw": False}, WANTED, "name"),
+        ({"facts": {}, "cost": {}, "notes": {}, "raw": False}, WANTED, "none"),
     ],
 )
 def test_a_record_written_by_another_hand(

@@ -245,10 +245,10 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
     ("arguments", "says"),
     [
         (["trajectory"], "no experiment 'trajectory'; there are trajectories, targets, two-calls, eight-calls, "
-                         "crossing, switching, matched (nearest: trajectories)"),
+                         "crossing, switching, matched, continuation, parity, chains (nearest: trajectories)"),
         (["--profile", "papers"], "no profile 'papers'; there are quick, paper (nearest: paper)"),
-        (["--cohort", "mechanisms"], "no cohort 'mechanisms'; there are mechanism, matched, walkers "
-                                     "(nearest: mechanism)"),
+        (["--cohort", "mechanisms"], "no cohort 'mechanisms'; there are mechanism, matched, walkers, eight, "
+                                     "parity, relations (nearest: mechanism)"),
         (["trajectories", "--cohort", "matched"], "trajectories: not done on matched, but mechanism, walkers"),
         (["--results", "nowhere"], "there is no folder nowhere"),
         (["--zoo", "nowhere"], "there is no zoo at nowhere; name one with --zoo or LOOPSCOPE_ZOO"),
@@ -258,9 +258,10 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
         (["--export", "file"], "file is no folder, so nothing can be written to file"),
         (["--device", "gpu"], "no device 'gpu'; there are auto, cpu, cuda"),
         (["--device", "cuda"], "no CUDA device is there (nearest: --device cpu)"),
-        (["--zoo", "empty"], "{here}/empty has no backbone of the cohorts mechanism, matched, walkers for "
-                             "trajectories, targets, two-calls, eight-calls, crossing, switching, matched; "
-                             "mechanism backbones by the stored records: d8l6-5"),
+        (["--zoo", "empty"], "{here}/empty has no backbone of the cohorts mechanism, matched, walkers, eight, parity, "
+                             "relations for trajectories, targets, two-calls, eight-calls, crossing, switching, "
+                             "matched, continuation, parity, chains; mechanism backbones by the stored records: "
+                             "d8l6-5"),
         (["targets", "--results", "empty"], "{zoo} has no backbone of the cohorts mechanism for targets; mechanism "
                                             "backbones by the stored records: none"),
         (["trajectories", "matched"], "{zoo} has no backbone of the cohorts mechanism, matched, walkers for matched; "

@@ -74,14 +74,19 @@ def test_cohorts_are_made_by_recipes_that_exist() -> None:
         for recipe in cohort.recipes:
             assert backbone_recipe(recipe).name == recipe
         for each in cohort.maps:
-            data = map_recipe(each).data
-            assert isinstance(data, WalkFit)
-            assert data.hops == {"stay": 0, "one": 1, "two": 2}[each.removeprefix(cohort.prefix)]
+            data, hops = map_recipe(each).data, {"stay": 0, "one": 1, "two": 2}
+            assert isinstance(data, WalkFit) == (cohort.task == "graph-walk")
+            if isinstance(data, WalkFit) and each.removeprefix(cohort.prefix) in hops:
+                assert data.hops == hops[each.removeprefix(cohort.prefix)]
     assert COHORTS["mechanism"].backbones == [f"d8l6-{seed}" for seed in range(3, 14)]
     assert COHORTS["mechanism"].more_seeds == tuple(range(14, 20))
     assert COHORTS["walkers"].backbones == [f"d8l8-{seed}" for seed in range(12)]
     pairs = [f"matched-{regime}-{seed}" for seed in range(5) for regime in ("final", "stepwise")]
     assert COHORTS["matched"].backbones == pairs
+    assert COHORTS["eight"].backbones == [f"n8-d8l8-{seed}" for seed in range(100, 112)]
+    assert (COHORTS["eight"].maps, COHORTS["eight"].fits) == (("continue16",), (1, 2))
+    assert COHORTS["parity"].backbones == [f"parity-{seed}" for seed in range(3)]
+    assert (COHORTS["relations"].backbones, COHORTS["relations"].fits) == (["relations-0"], (1, 2, 3))
 
 
 def test_the_paper_profile_leaves_nothing_out() -> None:
@@ -89,6 +94,7 @@ def test_the_paper_profile_leaves_nothing_out() -> None:
         whole, quick = (experiment.settings(role, profile) for profile in ("paper", "quick"))
         assert len(whole) >= len(quick)
         for settings in whole:
+            assert settings == {} or not experiment.raw
             assert "graphs" not in settings
             assert settings.get("layered", 256) == 256
         populations = [{value for value in each.values() if isinstance(value, str)} for each in whole]

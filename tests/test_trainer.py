@@ -219,6 +219,25 @@ def test_the_last_is_kept_if_the_recipe_says_so() -> None:
     assert torch.equal(trainer.state["kept"], trainer.stack.flat)
 
 
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_trail_is_the_start_and_the_checks_of_the_last_stage(before: int) -> None:
+    stages = bowl_stages(*([before] if before else []), 7, check_every=3)
+    start = Bowls(stages).stack.flat.clone()
+    seen: dict[tuple[str, int], Tensor] = {}
+    trainer = Trainer(Bowls(stages), "trail")
+    trainer.run(lambda trainer, rows: seen.update({(rows[0]["stage"], rows[0]["update"]): trainer.stack.flat.clone()}))
+    assert trainer.trail_at == [0, 3, 6, 7]
+    wanted = [seen["stage 0", 5] if before else start, *(seen[stages[-1].name, update] for update in (3, 6, 7))]
+    for member in range(3):
+        trail = trainer.trail(member)
+        assert trail.pop("update").tolist() == [0, 3, 6, 7]
+        for name, points in trail.items():
+            assert torch.equal(points, torch.stack([trainer.stack.member(member, flat)[name] for flat in wanted]))
+    assert len({tuple(flat.flatten().tolist()) for flat in wanted}) == 4
+    assert torch.equal(trainer.state["kept"], trainer.stack.flat)
+    assert finished(Bowls(stages), "last").trail_at == []
+
+
 def test_scores_that_tie_are_told_apart_by_what_follows() -> None:
     class Tied(Bowls):
         def scores(self, stage: int) -> list[tuple[float, ...]]:

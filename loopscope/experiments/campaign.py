@@ -79,7 +79,9 @@ def carry_out(
     for number, step in enumerate(todo, 1):
         tell(f"{number}/{len(todo)} {step}")
         if step.backbone not in subjects:
-            subjects = {step.backbone: load_subject(weights, step.backbone, device, step.cohort.prefix)}
+            subjects = {
+                step.backbone: load_subject(weights, step.backbone, device, step.cohort.prefix, step.cohort.task)
+            }
         yield measured(step, subjects[step.backbone], weights, store)
 
 
@@ -97,14 +99,12 @@ def measured(step: Step, subject: Subject, weights: Store, store: Store) -> Reco
         return load(known)
     before, started = Meter(subject.meter.rows, subject.meter.plain_rows), time.perf_counter()
     predictions = step.experiment.measure(subject, **step.settings)
-    cost = {
-        "seconds": time.perf_counter() - started,
-        "device": _in_words(subject.device),
-        "forwards": subject.forwards(subject.meter.rows - before.rows),
-        "plain": subject.forwards(subject.meter.plain_rows - before.plain_rows),
-    }
+    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": _in_words(subject.device)}
+    if subject.meter != before:
+        cost["forwards"] = subject.forwards(subject.meter.rows - before.rows)
+        cost["plain"] = subject.forwards(subject.meter.plain_rows - before.plain_rows)
     notes = {} if step.experiment.notes is None else step.experiment.notes(weights, subject.name, step.cohort.prefix)
-    record = Record(name, Facts.of(subject), predictions, step.settings, cost, notes)
+    record = Record(name, Facts.of(subject), predictions, step.settings, cost, notes, step.experiment.raw)
     save(store, record, inputs, subject.device)
     return record
 

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loopscope.experiments import judges, trajectories
+from loopscope.experiments import depth_judges, judges, trajectories
 from loopscope.experiments.evidence import Evidence, Judge, scale
-from loopscope.experiments.suite import CROSSING, EIGHT_CALLS, MATCHED, SWITCHING, TARGETS, TRAJECTORIES, TWO_CALLS
+from loopscope.experiments.suite import (
+    CHAINS,
+    CONTINUATION,
+    CROSSING,
+    EIGHT_CALLS,
+    MATCHED,
+    PARITY,
+    SWITCHING,
+    TARGETS,
+    TRAJECTORIES,
+    TWO_CALLS,
+)
 from loopscope.stats import Estimate
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
@@ -149,18 +160,27 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "continue.inside", "A", "eight-node continuation inside the map-training range", "97.42 (cycles, loops 9-16)",
-        ">= 90 %",
+        ">= 90 %", CONTINUATION, depth_judges.continue_inside,
     ),
-    Claim("continue.beyond", "A", "and beyond it", "35.11 (17-32)", "every backbone lower than inside"),
-    Claim("parity.gain", "A", "J improves lengths 101-500", "3 of 3 seeds", "at least 2 of 3"),
+    Claim(
+        "continue.beyond", "A", "and beyond it", "35.11 (17-32)", "every backbone lower than inside", CONTINUATION,
+        depth_judges.continue_beyond,
+    ),
+    Claim(
+        "parity.gain", "A", "J improves lengths 101-500", "3 of 3 seeds", "at least 2 of 3", PARITY,
+        depth_judges.parity_gain,
+    ),
     Claim(
         "parity.limit", "A", "the gain does not last beyond 500", "47.55 vs 36.40",
-        "J not above native over 505-1000 for the seed with the largest gain",
+        "J not above native over 505-1000 for the seed with the largest gain", PARITY, depth_judges.parity_limit,
     ),
-    Claim("kg.inside", "H", "relation composition at 4-16", "2.53 -> 99.92", "<= 10 % without, >= 95 % with J"),
+    Claim(
+        "kg.inside", "H", "relation composition at 4-16", "2.53 -> 99.92", "<= 10 % without, >= 95 % with J", CHAINS,
+        depth_judges.chains_inside,
+    ),
     Claim(
         "kg.beyond", "H", "declines beyond the map range", "42.87 (17-24), 1.65 (25-32)",
-        "17-24 below 4-16, and 25-32 <= 10 %",
+        "17-24 below 4-16, and 25-32 <= 10 %", CHAINS, depth_judges.chains_beyond,
     ),
     Claim("letter.steer", "5", "eight-step letter-walk needs J", "0 -> 251/256", "<= 15 % without, >= 80 % with J"),
     Claim("letter.rescue", "5", "steered patterns suffice", "248/256", ">= 70 % of the steered score"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from loopscope.experiments.records import Record, Row, Table
 from loopscope.experiments.suite import EXPERIMENTS, Selection, selection
-from loopscope.stats import Estimate
+from loopscope.stats import Estimate, mean_sd
 from loopscope.tasks.populations import population
 
 
@@ -22,13 +24,14 @@ class Evidence:
 
     @cached_property
     def records(self) -> list[Record]:
-        """One record for each experiment, backbone and set of populations, by number of the seed.
+        """One record for each experiment, backbone and set of populations, by number of the seed, fresh ones last.
 
         Of stored ones, it is the one with the most answers: what was measured on all graphs, not on some.
         """
-        stored = sorted(self.stored, key=_answers)
-        found = {_subject_of(record): record for record in (*stored, *self.fresh)}
-        return sorted(found.values(), key=lambda record: (record.experiment, *split(record.facts.name)))
+        stored = {_subject_of(record): record for record in sorted(self.stored, key=_answers)}
+        fresh = {_subject_of(record): record for record in self.fresh}
+        found = [*(record for subject, record in stored.items() if subject not in fresh), *fresh.values()]
+        return sorted(found, key=lambda record: (record.experiment, *split(record.facts.name)))
 
     @cached_property
     def selection(self) -> Selection:
@@ -36,12 +39,15 @@ class Evidence:
         return selection(self.records)
 
     def of(self, experiment: str, where: str | None = None) -> dict[str, Record]:
-        """The records of an experiment (on a population) by backbone."""
-        return {
-            record.facts.name: record
-            for record in self.records
-            if record.experiment == experiment and where in (None, *record.predictions)
-        }
+        """The records of an experiment (with a population) by backbone.
+
+        Where a backbone has several, with other populations each, it is a fresh one, or else the largest.
+        """
+        return {record.facts.name: record for record in self.every(experiment) if where in (None, *record.predictions)}
+
+    def every(self, experiment: str) -> list[Record]:
+        """All records of an experiment, also several of one backbone."""
+        return [record for record in self.records if record.experiment == experiment]
 
     def main(self, experiment: str, where: str | None = None) -> Record | None:
         """That of the main backbone."""
@@ -104,15 +110,74 @@ Judge = Callable[[Evidence], Finding | None]
 
 
 def scale(records: Iterable[Record]) -> str:
-    """Whether whole populations were measured, or how many of their graphs.
+    """Whether whole populations were measured, or how many of their graphs; of raw records, what was reduced.
 
     No claim rests on what was only looked at more closely on some graphs: the insides of calls, the costly switches.
     """
     shortened = set()
     for record in records:
+        if record.raw:
+            if record.settings not in EXPERIMENTS[record.experiment].settings("other", "paper"):
+                shortened.add(", ".join(_setting(*each) for each in sorted(record.settings.items())))
+            continue
         for where, found in record.predictions.items():
             measured = max(answers.shape[-1] for answers in found.values()) // record.facts.nodes
             there = len(population(where).rows)
             if measured < there:
                 shortened.add(f"{measured} of {there} graphs")
     return "paper scale" if not shortened else "paper's model, " + ", ".join(sorted(shortened))
+
+
+def _setting(name: str, value: Any) -> str:
+    """A setting in words: 64 queries, cut, no far, near 45-125 by 20."""
+    said = name.replace("_", " ")
+    match value:
+        case True:
+            return said
+        case None | False:
+            return f"no {said}"
+        case int() if said.endswith("s"):
+            return f"{value} {said}"
+        case [first, last, step]:
+            return f"{said} {first}-{last} by {step}"
+    return f"{said} {value}"
+
+
+# ---- numbers, as predicates take them and as they are told -----------------------------------------------------------
+
+ROUNDING = 1e-9
+"""Shares are floats, and so are their differences; one instance of any population weighs far more."""
+
+
+def at_least(share: float, bound: float) -> bool:
+    """Up to rounding."""
+    return share >= bound - ROUNDING
+
+
+def at_most(share: float, bound: float) -> bool:
+    """Up to rounding."""
+    return share <= bound + ROUNDING
+
+
+def percent(share: float) -> str:
+    """With one decimal, and never -0.0."""
+    return f"{round(100 * share, 1) + 0.0:.1f}"
+
+
+def listed(shares: Iterable[float]) -> str:
+    """Several, in per cent."""
+    return ", ".join(map(percent, shares))
+
+
+def mean_of(rows: Sequence[Row]) -> Estimate:
+    """The mean over backbones with equal weight, and one sample SD to either side; a single one as it is.
+
+    NaN, of which no predicate holds, where some backbone has no share because nothing counts in it.
+    """
+    values, unit = [row.estimate.value for row in rows], "backbone, mean ± SD"
+    if any(map(math.isnan, values)):
+        return Estimate(math.nan, math.nan, math.nan, len(values), unit, 0)
+    if len(rows) == 1:
+        return rows[0].estimate
+    spread = mean_sd(values)
+    return Estimate(spread.mean, spread.mean - spread.sd, spread.mean + spread.sd, spread.n, unit, 0)

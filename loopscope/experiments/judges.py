@@ -5,13 +5,23 @@ A claim is judged when all the backbones that it speaks of were measured, or as 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from loopscope.experiments import composition, matched, targets, trajectories
-from loopscope.experiments.evidence import Evidence, Finding, Judge, split
+from loopscope.experiments.evidence import (
+    ROUNDING,
+    Evidence,
+    Finding,
+    Judge,
+    at_least,
+    at_most,
+    listed,
+    mean_of,
+    percent,
+    split,
+)
 from loopscope.experiments.records import Facts, Predictions, Record, Row
 from loopscope.experiments.suite import (
     COHORTS,
@@ -26,43 +36,8 @@ from loopscope.experiments.suite import (
 )
 from loopscope.stats import Estimate, mean_sd
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
 
-ROUNDING = 1e-9
-"""Shares are floats, and so are their differences; one instance of any population weighs far more."""
-
-
-def _at_least(share: float, bound: float) -> bool:
-    return share >= bound - ROUNDING
-
-
-def _at_most(share: float, bound: float) -> bool:
-    return share <= bound + ROUNDING
-
-
-def _percent(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:.1f}"  # + 0.0: there is no -0.0
-
-
-def _listed(values: Iterable[float]) -> str:
-    return ", ".join(map(_percent, values))
-
-
-def _mean(rows: Sequence[Row]) -> Estimate:
-    """The mean over backbones with equal weight, and one sample SD to either side; a single one as it is.
-
-    NaN, of which no predicate holds, where some backbone has no share because nothing counts in it.
-    """
-    values, unit = [row.estimate.value for row in rows], "backbone, mean ± SD"
-    if any(map(math.isnan, values)):
-        return Estimate(math.nan, math.nan, math.nan, len(values), unit, 0)
-    if len(rows) == 1:
-        return rows[0].estimate
-    spread = mean_sd(values)
-    return Estimate(spread.mean, spread.mean - spread.sd, spread.mean + spread.sd, spread.n, unit, 0)
-
-
-def _mean_of(evidence: Evidence, experiment: str, title: str, name: str) -> tuple[list[Record], list[Row]] | None:
+def _rows_of(evidence: Evidence, experiment: str, title: str, name: str) -> tuple[list[Record], list[Row]] | None:
     records = evidence.mechanism(experiment)
     return (records, [evidence.row(record, title, name) for record in records]) if records else None
 
@@ -94,7 +69,7 @@ def worst(name: str, holds: Callable[[trajectories.Trajectory], bool], loop: Cal
         against = [each for each, walk in walks.items() if not holds(walk)]
         lowest = min(rows, key=lambda each: rows[each].estimate.value)
         row = rows[lowest]
-        ours = f"lowest {_percent(row.estimate.value)} ({lowest}); {len(walks) - len(against)} of {len(walks)} hold"
+        ours = f"lowest {percent(row.estimate.value)} ({lowest}); {len(walks) - len(against)} of {len(walks)} hold"
         verdict = False if against else True if complete else None
         return Finding(verdict, ours, row.estimate, row.n, records)
 
@@ -123,8 +98,8 @@ def target_one(evidence: Evidence) -> Finding | None:
     if record is None:
         return None
     steered, gain = targets.claim_one(record.predictions, record.facts)
-    ours = f"{_percent(steered.estimate.value - gain.estimate.value)} -> {_percent(steered.estimate.value)}"
-    holds = _at_least(steered.estimate.value, 0.95) and _at_least(gain.estimate.value, 0.20)
+    ours = f"{percent(steered.estimate.value - gain.estimate.value)} -> {percent(steered.estimate.value)}"
+    holds = at_least(steered.estimate.value, 0.95) and at_least(gain.estimate.value, 0.20)
     return Finding(holds, ours, steered.estimate, steered.n, [record])
 
 
@@ -134,7 +109,7 @@ def target_two(evidence: Evidence) -> Finding | None:
     if record is None:
         return None
     row = targets.claim_two(record.predictions, record.facts)
-    return Finding(_at_least(row.estimate.value, 0.90), _percent(row.estimate.value), row.estimate, row.n, [record])
+    return Finding(at_least(row.estimate.value, 0.90), percent(row.estimate.value), row.estimate, row.n, [record])
 
 
 def one_one(evidence: Evidence) -> Finding | None:
@@ -144,8 +119,8 @@ def one_one(evidence: Evidence) -> Finding | None:
         return None
     row, gain = composition.claim_one_one(record.predictions, record.facts)
     without = row.estimate.value - gain.estimate.value
-    ours = f"{_percent(row.estimate.value)} ({_percent(without)} without the second map)"
-    holds = _at_least(row.estimate.value, 0.80) and _at_least(gain.estimate.value, 0.20)
+    ours = f"{percent(row.estimate.value)} ({percent(without)} without the second map)"
+    holds = at_least(row.estimate.value, 0.80) and at_least(gain.estimate.value, 0.20)
     return Finding(holds, ours, row.estimate, row.n, [record])
 
 
@@ -156,8 +131,8 @@ def order(evidence: Evidence) -> Finding | None:
         return None
     row = composition.claim_order(record.predictions, record.facts)
     shares = [evidence.row(record, "Two calls", composition.spelled(pair)).estimate.value for pair in ("12", "21")]
-    ours = f"{_percent(shares[0])} vs {_percent(shares[1])}"
-    spans_zero = _at_most(row.estimate.low, 0.0) and _at_least(row.estimate.high, 0.0)
+    ours = f"{percent(shares[0])} vs {percent(shares[1])}"
+    spans_zero = at_most(row.estimate.low, 0.0) and at_least(row.estimate.high, 0.0)
     return Finding(not spans_zero, ours, row.estimate, row.n, [record])
 
 
@@ -168,10 +143,10 @@ def decay(evidence: Evidence) -> Finding | None:
         return None
     fourth, above = composition.claim_decay(record.predictions, record.facts)
     ours = (
-        f"one at call 4: {_percent(fourth.estimate.value)}; mixed at call 8 minus copy-u: "
-        f"{_percent(above.estimate.value)} [{_percent(above.estimate.low)}, {_percent(above.estimate.high)}]"
+        f"one at call 4: {percent(fourth.estimate.value)}; mixed at call 8 minus copy-u: "
+        f"{percent(above.estimate.value)} [{percent(above.estimate.low)}, {percent(above.estimate.high)}]"
     )
-    holds = not _at_least(fourth.estimate.value, 0.60) and _at_most(above.estimate.value, 0.05)
+    holds = not at_least(fourth.estimate.value, 0.60) and at_most(above.estimate.value, 0.05)
     return Finding(holds, ours, fourth.estimate, fourth.n, [record])
 
 
@@ -188,15 +163,15 @@ def patched(what: str, expected: str, other: str) -> Judge:
 
     def judge(evidence: Evidence) -> Finding | None:
         title = "Pattern and output patches"
-        found = _mean_of(evidence, CROSSING, title, f"{what} -> {expected}")
-        against = _mean_of(evidence, CROSSING, title, f"{what} -> {other}")
+        found = _rows_of(evidence, CROSSING, title, f"{what} -> {expected}")
+        against = _rows_of(evidence, CROSSING, title, f"{what} -> {other}")
         if found is None or against is None:
             return None
         records, rows = found
-        mean, wrong = _mean(rows), _mean(against[1])
-        ours = f"{expected} {_percent(mean.value)} ({_listed(r.estimate.value for r in rows)}); {other} "
-        ours += _percent(wrong.value)
-        holds = _at_least(mean.value, 0.60) and _at_most(wrong.value, 0.10)
+        mean, wrong = mean_of(rows), mean_of(against[1])
+        ours = f"{expected} {percent(mean.value)} ({listed(r.estimate.value for r in rows)}); {other} "
+        ours += percent(wrong.value)
+        holds = at_least(mean.value, 0.60) and at_most(wrong.value, 0.10)
         return Finding(_if_all(records, holds), ours, mean, min(row.n for row in rows), records)
 
     return judge
@@ -207,16 +182,16 @@ def steered(name: str, clean: str, sign: int) -> Judge:
 
     def judge(evidence: Evidence) -> Finding | None:
         title = "Steering patterns"
-        found = _mean_of(evidence, CROSSING, title, name)
-        base = _mean_of(evidence, CROSSING, title, clean)
-        gains = _mean_of(evidence, CROSSING, title, f"{name} minus {clean}")
+        found = _rows_of(evidence, CROSSING, title, name)
+        base = _rows_of(evidence, CROSSING, title, clean)
+        gains = _rows_of(evidence, CROSSING, title, f"{name} minus {clean}")
         if found is None or base is None or gains is None:
             return None
         records, rows = found
-        change = _mean(gains[1])
-        ours = f"{_percent(_mean(base[1]).value)} -> {_percent(_mean(rows).value)} "
-        ours += f"({_listed(row.estimate.value for row in rows)})"
-        holds = _if_all(records, _at_least(sign * change.value, 0.10))
+        change = mean_of(gains[1])
+        ours = f"{percent(mean_of(base[1]).value)} -> {percent(mean_of(rows).value)} "
+        ours += f"({listed(row.estimate.value for row in rows)})"
+        holds = _if_all(records, at_least(sign * change.value, 0.10))
         return Finding(holds, ours, change, min(row.n for row in rows), records)
 
     return judge
@@ -227,14 +202,14 @@ def switched(giver: str, receiver: str, least: float) -> Judge:
 
     def judge(evidence: Evidence) -> Finding | None:
         title, name = f"Target switching, {giver} -> {receiver}", "pattern, layer 2: giver's target"
-        found, gains = (_mean_of(evidence, SWITCHING, title, each) for each in (name, f"{name}, minus clean"))
+        found, gains = (_rows_of(evidence, SWITCHING, title, each) for each in (name, f"{name}, minus clean"))
         if found is None or gains is None:
             return None
         records, rows = found
-        values, mean = [row.estimate.value for row in rows], _mean(rows)
-        clean = mean.value - _mean(gains[1]).value
-        ours = f"{_percent(clean)} -> {_percent(mean.value)} ({_listed(values)})"
-        holds = _at_least(mean.value, least) and _at_least(min(values), 0.20)
+        values, mean = [row.estimate.value for row in rows], mean_of(rows)
+        clean = mean.value - mean_of(gains[1]).value
+        ours = f"{percent(clean)} -> {percent(mean.value)} ({listed(values)})"
+        holds = at_least(mean.value, least) and at_least(min(values), 0.20)
         return Finding(_if_all(records, holds), ours, mean, min(row.n for row in rows), records)
 
     return judge
@@ -243,17 +218,17 @@ def switched(giver: str, receiver: str, least: float) -> Judge:
 def restored(evidence: Evidence) -> Finding | None:
     """The selected head repairs at least 50 %, the comparison head at most 5 %, all heads everything."""
     named = {
-        name: _mean_of(evidence, CROSSING, "Restoration", f"restored, {name}")
+        name: _rows_of(evidence, CROSSING, "Restoration", f"restored, {name}")
         for name in ("selected", "comparison", "all")
     }
     found = {name: each[1] for name, each in named.items() if each is not None}
     if len(found) < len(named):
         return None
-    means = {name: _mean(rows) for name, rows in found.items()}
-    ours = f"{_percent(means['selected'].value)} ({_listed(row.estimate.value for row in found['selected'])}) vs "
-    ours += f"{_percent(means['comparison'].value)}; all heads {_percent(means['all'].value)}"
+    means = {name: mean_of(rows) for name, rows in found.items()}
+    ours = f"{percent(means['selected'].value)} ({listed(row.estimate.value for row in found['selected'])}) vs "
+    ours += f"{percent(means['comparison'].value)}; all heads {percent(means['all'].value)}"
     whole = all(row.estimate.value == 1.0 for row in found["all"])
-    holds = _at_least(means["selected"].value, 0.50) and _at_most(means["comparison"].value, 0.05) and whole
+    holds = at_least(means["selected"].value, 0.50) and at_most(means["comparison"].value, 0.05) and whole
     n = min(row.n for row in found["selected"])
     records = evidence.mechanism(CROSSING)
     return Finding(_if_all(records, holds), ours, means["selected"], n, records)
@@ -306,9 +281,9 @@ def matched_native(evidence: Evidence) -> Finding | None:
     stays, advances = found.rows("matched-final", "no map: stay"), found.rows("matched-stepwise", "no map: one")
     worst = min((*stays, *advances), key=lambda row: row.estimate.value)
     ours = (
-        f"{_percent(_mean(stays).value)} / {_percent(_mean(advances).value)}; lowest {_percent(worst.estimate.value)}"
+        f"{percent(mean_of(stays).value)} / {percent(mean_of(advances).value)}; lowest {percent(worst.estimate.value)}"
     )
-    return Finding(_at_least(worst.estimate.value, 0.99), ours, worst.estimate, worst.n, found.records)
+    return Finding(at_least(worst.estimate.value, 0.99), ours, worst.estimate, worst.n, found.records)
 
 
 def matched_one(evidence: Evidence) -> Finding | None:
@@ -317,9 +292,9 @@ def matched_one(evidence: Evidence) -> Finding | None:
     if found is None:
         return None
     rows = [found.rows(f"matched-{regime}", "J_one: one") for regime in ("final", "stepwise")]
-    final, stepwise = map(_mean, rows)
-    ours = f"{_percent(final.value)} vs {_percent(stepwise.value)}"
-    holds = _at_least(stepwise.value, 0.99) and _at_least(stepwise.value - final.value, 0.10)
+    final, stepwise = map(mean_of, rows)
+    ours = f"{percent(final.value)} vs {percent(stepwise.value)}"
+    holds = at_least(stepwise.value, 0.99) and at_least(stepwise.value - final.value, 0.10)
     return Finding(holds, ours, final, rows[0][0].n, found.records)
 
 
@@ -333,5 +308,5 @@ def matched_two(evidence: Evidence) -> Finding | None:
     gap = mean_sd([pair.gap.value for pair in two])
     estimate = Estimate(gap.mean, gap.mean - gap.sd, gap.mean + gap.sd, gap.n, "pair, mean ± SD", 0)
     higher = sum(pair.gap.value > ROUNDING for pair in two)
-    ours = f"{_percent(final)} vs {_percent(stepwise)}; higher in {higher} of {len(two)} pairs"
+    ours = f"{percent(final)} vs {percent(stepwise)}; higher in {higher} of {len(two)} pairs"
     return Finding(higher == len(two), ours, estimate, two[0].n, found.records)

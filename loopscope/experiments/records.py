@@ -5,7 +5,8 @@ intervals, tables, figures, claims) is computed from predictions alone, so a sto
 time, by anybody, without weights.
 
 In a store a record is an artefact of kind `record`: `record.json` and one safetensors file per population, two nodes to
-a byte.  Populations are regenerated from their recipes, so a record holds no graphs.
+a byte.  Populations are regenerated from their recipes, so a record holds no graphs.  Where single answers would be too
+many, a record holds counts; these are stored as they are (`raw`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ABOUT = "record.json"
 VERSION = 1
 
 Predictions = dict[str, dict[str, Tensor]]
-"""By population and name: the node answered by every instance, uint8 [..., instances], all starts of all graphs."""
+"""By population and name: the node answered by every instance, uint8 [..., instances], all starts of all graphs.
+Those of a raw record are counts or whatever else its experiment makes of answers."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Record:
     settings: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    raw: bool = False
 
 
 def pack(nodes: UInt8[Tensor, "*lead n"]) -> UInt8[Tensor, "*lead half"]:
@@ -114,9 +117,11 @@ def save(store: Store, record: Record, inputs: Mapping[str, str], device: torch.
     """Write a record; `inputs` are the keys of the backbone and of the maps it was measured on."""
     config = config_of(record.experiment, record.facts.name, record.settings)
     with store.write(RECORD, config, dict(inputs), device) as draft:
-        draft.json(ABOUT, {"facts": asdict(record.facts), "cost": dict(record.cost), "notes": dict(record.notes)})
+        about = {"facts": asdict(record.facts), "cost": dict(record.cost), "notes": dict(record.notes)}
+        draft.json(ABOUT, about | {"raw": record.raw})
         for where, found in record.predictions.items():
-            draft.tensors(f"{where}.safetensors", {name: pack(nodes) for name, nodes in found.items()})
+            stored = found if record.raw else {name: pack(nodes) for name, nodes in found.items()}
+            draft.tensors(f"{where}.safetensors", stored)
     return draft.artefact
 
 
@@ -127,12 +132,12 @@ def load(artefact: Artefact) -> Record:
         raise InputError(f"{artefact.folder} is a {manifest.kind}, not a {RECORD}")
     match artefact.json(ABOUT), manifest.config:
         case (
-            {"facts": dict(facts), "cost": dict(cost), "notes": dict(notes)},
+            {"facts": dict(facts), "cost": dict(cost), "notes": dict(notes), "raw": bool(raw)},
             {"experiment": str(experiment), "settings": dict(settings)},
         ):
             pass
         case _:
-            raise damaged(artefact.folder / ABOUT, "facts, cost and notes of a record", "something else")
+            raise damaged(artefact.folder / ABOUT, "facts, cost, notes and raw of a record", "something else")
     try:
         known = Facts(**facts)
     except TypeError:
@@ -141,10 +146,12 @@ def load(artefact: Artefact) -> Record:
     suffix = ".safetensors"
     files = [name for name in manifest.files if name.endswith(suffix)]
     predictions = {
-        name.removesuffix(suffix): {each: unpack(nodes) for each, nodes in artefact.tensors(name).items()}
+        name.removesuffix(suffix): {
+            each: nodes if raw else unpack(nodes) for each, nodes in artefact.tensors(name).items()
+        }
         for name in files
     }
-    return Record(experiment, known, predictions, settings, cost, notes)
+    return Record(experiment, known, predictions, settings, cost, notes, raw)
 
 
 def open_results(folder: Path | None = None) -> Store | None:

@@ -1,4 +1,4 @@
-"""What experiments are done on: a trained backbone with the maps fitted to it, and the walks they are asked about."""
+"""What experiments are done on: a trained backbone with the maps fitted to it; the walks that it is asked about."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of
+from loopscope.artefacts import BACKBONE, MAP, TRAIL, load_backbone, load_fit, load_trail, name_of
 from loopscope.errors import InputError
 from loopscope.execute import Result, run
 from loopscope.maps import AffineMap
@@ -32,10 +32,11 @@ class Meter:
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph-walk backbone on one device and its maps: `maps["one"]` lists the fits of J_one, in order.
+    """A backbone on one device and its maps: `maps["one"]` lists the fits of J_one, in order.
 
-    `depth` is the request that all experiments make: the deepest one of training.  `keys` are those of the maps, in the
-    same order; `meter` counts what `run` costs.
+    `depth` is the request that all experiments on graph walks make, the deepest one of training; 0 for other tasks.
+    `keys` are those of the maps, in the same order, `trails` the maps that each fit passed through, by update, where
+    they were kept; `meter` counts what `run` costs.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Subject:
     depth: int
     device: torch.device
     keys: Mapping[str, list[str]] = field(default_factory=dict)
+    trails: Mapping[str, list[Mapping[int, AffineMap]]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -74,22 +76,29 @@ class Subject:
         return rows / (length * len(self.model.layers) * self.loops)
 
 
-def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "") -> Subject:
-    """The backbone of this name or key and all its maps, by what their recipes are called without `prefix`."""
+def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "", task: str = "graph-walk") -> Subject:
+    """The backbone of this name or key and all its maps, by what their recipes are called without `prefix`.
+
+    InputError for a backbone of another task.
+    """
     backbone = find(store, asked, BACKBONE)
     config = backbone.manifest.config["recipe"]
-    if config["data"]["task"] != "graph-walk":
-        raise InputError(f"{name_of(backbone)} is no graph-walk backbone: its task is {config['data']['task']}")
+    if config["data"]["task"] != task:
+        raise InputError(f"{name_of(backbone)} is no {task} backbone: its task is {config['data']['task']}")
     mine = [fit for fit in store.all(MAP) if fit.manifest.inputs.get(BACKBONE) == backbone.key]
     mine.sort(key=lambda fit: fit.manifest.config["fit"])
     maps: dict[str, list[AffineMap]] = {}
     keys: dict[str, list[str]] = {}
+    trails: dict[str, list[Mapping[int, AffineMap]]] = {}
     for fit in mine:
         target = fit.manifest.config["recipe"]["name"].removeprefix(prefix)
         keys.setdefault(target, []).append(fit.key)
         maps.setdefault(target, []).append(load_fit(fit).to(device).requires_grad_(False))
+        if store.find(TRAIL, dict(fit.manifest.config), dict(fit.manifest.inputs)) is not None:
+            passed = load_trail(store, fit)
+            trails.setdefault(target, []).append({at: step.to(device) for at, step in passed.items()})
     model = load_backbone(backbone).to(device)
-    return Subject(name_of(backbone), backbone.key, model, maps, config["data"]["depth"], device, keys)
+    return Subject(name_of(backbone), backbone.key, model, maps, config["data"].get("depth", 0), device, keys, trails)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loopscope.errors import InputError, nearest
-from loopscope.experiments import composition, crossing, learning, matched, switching, targets, trajectories
+from loopscope.experiments import (
+    chains,
+    composition,
+    continuation,
+    crossing,
+    learning,
+    matched,
+    parity_lengths,
+    switching,
+    targets,
+    trajectories,
+)
 from loopscope.experiments.records import Facts, Predictions, Record, Table
+from loopscope.experiments.subject import Subject
 from loopscope.store import Store
+from loopscope.training.recipes import map_recipe
 
 Role = Literal["main", "mechanism", "other"]
 Profile = Literal["quick", "paper"]
@@ -21,6 +34,7 @@ PROFILES: tuple[Profile, ...] = ("quick", "paper")
 TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, CROSSING, SWITCHING, MATCHED = (
     "trajectories", "targets", "two-calls", "eight-calls", "crossing", "switching", "matched"
 )  # fmt: skip
+CONTINUATION, PARITY, CHAINS = "continuation", "parity", "chains"
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class Cohort:
     maps: tuple[str, ...] = ()
     fits: tuple[int, ...] = (1, 2)
     prefix: str = ""
+    task: str = "graph-walk"
     more_seeds: tuple[int, ...] = ()
     """Trained, too, where the rule finds fewer than `MECHANISM` backbones among `seeds`."""
 
@@ -66,6 +81,31 @@ COHORTS: Mapping[str, Cohort] = {
             prefix="matched-",
         ),
         Cohort("walkers", "requests of 1-8 steps, eight loops: how do they walk?", ("d8l8",), tuple(range(12))),
+        Cohort(
+            "eight",
+            "eight nodes, eight steps, eight loops; J before every call, trained through sixteen",
+            ("n8-d8l8",),
+            tuple(range(100, 112)),
+            ("continue16",),
+        ),
+        Cohort(
+            "parity",
+            "parity of 1-20 bits, n loops for n bits; J before calls 2..n, trained on 20-40 bits",
+            ("parity",),
+            tuple(range(3)),
+            ("parity-staged",),
+            fits=(1,),
+            task="parity",
+        ),
+        Cohort(
+            "relations",
+            "relation chains of 1-3 steps; J trained on chains of 4-16",
+            ("relations",),
+            (0,),
+            ("relations-curriculum",),
+            fits=(1, 2, 3),
+            task="relations",
+        ),
     )
 }
 
@@ -89,6 +129,8 @@ class Experiment:
     """What follows from one record; the last argument asks for the published numbers.  None: it takes several."""
     notes: Callable[[Store, str, str], dict[str, Any]] | None = None
     """What else to keep of a backbone's weights, given their store, its name and the prefix of its maps' recipes."""
+    raw: bool = False
+    """Whether it keeps counts rather than the node answered by every instance."""
 
 
 def _trajectories(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -123,6 +165,47 @@ def _switching(role: Role, profile: Profile) -> list[dict[str, Any]]:
     where = switching.WHERE if role == "main" else "switching-2608"
     return [{"where": where} if profile == "paper" else {"where": where, "graphs": QUICK_PARTS}]
 
+
+def _continuation(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    return [{}] if profile == "paper" else [{"graphs": QUICK_CONTINUED}]
+
+
+def _parity(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    return [{}] if profile == "paper" else [dict(parity_lengths.QUICK)]
+
+
+def _chains(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    return [{}] if profile == "paper" else [{"queries": QUICK_QUERIES, "cut": True}]
+
+
+def _measure_continuation(subject: Subject, graphs: int | None = None) -> Predictions:
+    """Both populations, or the first graphs of each."""
+    return {
+        **continuation.measure_broad(subject, graphs=graphs), **continuation.measure_strict(subject, graphs=graphs)
+    }  # fmt: skip
+
+
+def _measure_parity(subject: Subject, **grid: Any) -> Predictions:
+    """Without J and, where there is one, with it."""
+    maps = subject.maps.get("parity-staged", [])
+    return parity_lengths.measure(
+        subject.model, maps[0] if maps else None, int(subject.name.rpartition("-")[2]), **grid
+    )
+
+
+def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
+    """With every map that a fit passed through in its last stage, or, where these were not kept, with the fit alone."""
+    recipe = map_recipe("relations-curriculum")
+    last = recipe.stages[-1].updates
+    fits = subject.trails.get(recipe.name) or [{last: step} for step in subject.maps.get(recipe.name, [])]
+    return chains.measure(subject.model, fits, **queries)
+
+
+QUICK_CONTINUED = 32
+"""Graphs of eight-node continuation in the quick profile, of 8,192 and 512."""
+
+QUICK_QUERIES = 64
+"""Queries of relation chains in the quick profile, of 1,024."""
 
 QUICK_GRAPHS = 64
 """Graphs of the eight-call strings in the quick profile, of 512."""
@@ -160,6 +243,18 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         Experiment(
             MATCHED, "Does supervision decide what the same map can reach?", ("matched",),
             matched.measure, _everywhere, None, notes=learning.notes,
+        ),
+        Experiment(
+            CONTINUATION, "How far do maps that were trained through sixteen calls lead?", ("eight",),
+            _measure_continuation, _continuation, ("continue16",), raw=True,
+        ),
+        Experiment(
+            PARITY, "Does J improve parity beyond the trained lengths, or its timing?", ("parity",),
+            _measure_parity, _parity, ("parity-staged",), raw=True,
+        ),
+        Experiment(
+            CHAINS, "Does J let chains of relations grow beyond the trained length?", ("relations",),
+            _measure_chains, _chains, ("relations-curriculum",), raw=True,
         ),
     )
 }  # fmt: skip

@@ -38,11 +38,21 @@ from loopscope.stats import Estimate
 
 @dataclass(frozen=True)
 class Line:
-    """A series by call; a control is drawn thinner and dashed."""
+    """A series by call; a control is drawn thinner and dashed.
+
+    `at` says where the estimates stand if not at 1, 2, ...; `dots` are single measurements (place, share) behind them.
+    """
 
     name: str
     calls: Sequence[Estimate]
     control: bool = False
+    at: Sequence[int | float] = ()
+    dots: Sequence[tuple[float, float]] = ()
+
+    @property
+    def places(self) -> Sequence[int | float]:
+        """Where the estimates stand."""
+        return self.at or range(1, len(self.calls) + 1)
 
 
 def stacked_answers(
@@ -100,14 +110,7 @@ def lines_by_call(name: str, title: str, caption: str, lines: Sequence[Line]) ->
         drawn = canvas(width, 330 if width == WIDE else 300 + 8 * len(lines))
         axes = drawn.subplots()
         for index, line in enumerate(lines):
-            calls = range(1, len(line.calls) + 1)
-            colour = SERIES[index % len(SERIES)]
-            axes.fill_between(calls, [each.low for each in line.calls], [each.high for each in line.calls],
-                              color=colour, alpha=0.18, linewidth=0)  # fmt: skip
-            axes.plot(calls, [each.value for each in line.calls], color=colour, marker=MARKERS[index % len(MARKERS)],
-                      markersize=5, linewidth=1.2 if line.control else 2.0, label=line.name,
-                      linestyle=(0, (3, 2)) if line.control else "-",
-                      markerfacecolor=PAPER if line.control else colour)  # fmt: skip
+            _line(axes, line, index)
         axes.set_xticks(range(1, 1 + max(len(line.calls) for line in lines)))
         percent_axis(axes, horizontal=False)
         axes.set_xlabel("call after the trained loops")
@@ -117,6 +120,63 @@ def lines_by_call(name: str, title: str, caption: str, lines: Sequence[Line]) ->
 
     words = [f"{line.name}: " + " ".join(percent(each.value) for each in line.calls) + "." for line in lines]
     return draw(name, title, caption, "Per cent right by call. " + " ".join(words), plot)
+
+
+def lines_in_panels(
+    name: str, title: str, caption: str, panels: Mapping[str, Sequence[Line]], x: str,
+    shaded: tuple[float, float] | None = None,
+) -> Figure:  # fmt: skip
+    """Long series side by side, a grey region from one place to another behind them; their dots are faint."""
+    check_some(name, panels)
+    shown = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
+
+    def plot(width: int) -> Canvas:
+        columns = min(len(panels), 2) if width == WIDE else 1
+        rows = -(-len(panels) // columns)
+        drawn = canvas(width, 50 + 225 * rows)
+        grid = drawn.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+        for axes, (label, lines) in zip(grid, panels.items(), strict=False):
+            if shaded is not None:
+                axes.axvspan(*shaded, color=RULE, alpha=0.55, linewidth=0, zorder=0)
+            for line in lines:
+                _line(axes, line, shown.index(line.name), markers=len(line.calls) <= MARKED)
+            axes.set_title(heading(label, width, columns))
+            percent_axis(axes, horizontal=False)
+            axes.set_xlabel(x)
+        for axes in grid[::columns]:
+            axes.set_ylabel("right, %")
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        drawn.legend(handles.values(), handles, loc="outside upper left", ncols=4 if width == WIDE else 2)
+        return drawn
+
+    def words(label: str, line: Line) -> str:
+        every = -(-len(line.calls) // SPOKEN)
+        points = list(zip(line.places, line.calls, strict=True))
+        told = ", ".join(f"{percent(each.value)} at {place:g}" for place, each in (*points[:-1:every], points[-1]))
+        return f"{label}, {line.name}: {told}."
+
+    told = " ".join(words(label, line) for label, lines in panels.items() for line in lines)
+    return draw(name, title, caption, f"Per cent right by {x}. {told}", plot)
+
+
+MARKED, SPOKEN = 40, 12
+"""A longer series has no markers, and is told by so many points."""
+
+
+def _line(axes: Axes, line: Line, index: int, markers: bool = True) -> None:
+    """A series with its interval as a band, in the colour and with the marker of its number."""
+    colour, places = SERIES[index % len(SERIES)], line.places
+    if line.dots:  # one path for all of them, of strokes too short to be seen as such
+        axes.plot(*np.array([each for x, y in line.dots for each in ((x, y), (x + 1e-3, y), (x, np.nan))]).T,
+                  color=colour, alpha=0.3, linewidth=2.4, solid_capstyle="round")  # fmt: skip
+    axes.fill_between(places, [each.low for each in line.calls], [each.high for each in line.calls],
+                      color=colour, alpha=0.18, linewidth=0)  # fmt: skip
+    axes.plot(places, [each.value for each in line.calls], color=colour,
+              marker=MARKERS[index % len(MARKERS)] if markers else "", markersize=5,
+              linewidth=1.2 if line.control else 2.0, label=line.name, linestyle=(0, (3, 2)) if line.control else "-",
+              markerfacecolor=PAPER if line.control else colour)  # fmt: skip
 
 
 def rates(name: str, title: str, caption: str, tables: Sequence[Table]) -> Figure:

@@ -1,4 +1,4 @@
-"""The report on graph walks: records and verdicts become sections, figures and tables."""
+"""The report: records and verdicts become sections, figures and tables."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from loopscope.experiments.claims import Verdict
 from loopscope.experiments.evidence import Evidence, split
 from loopscope.experiments.suite import (
+    CHAINS,
     COHORTS,
+    CONTINUATION,
     MATCHED,
+    PARITY,
     TARGETS,
     TRAJECTORIES,
 )
 from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
+from loopscope.report.extrapolation import chains_section, continuation_section, parity_section
 from loopscope.report.mechanism import matched_section, mechanism_section
 from loopscope.report.walking import composition_section, targets_section, trajectories_section
 
-TITLE = "Shared weights, selected computations: graph walks, measured again"
+TITLE = "Shared weights, selected computations: measured again"
 LEAD = (
     "A looped transformer applies the same block F again and again. Does every loop then do the same thing? On graph "
     "walks it need not: loops advance by one node, by two, or stay. A learned affine map J on the state that enters a "
-    "loop makes the same frozen block take another step, and attention patterns carry that choice.",
+    "loop makes the same frozen block take another step, and attention patterns carry that choice. The last "
+    "sections ask how far maps lead that are used again and again, beyond the loops and lengths of their training.",
     "Everything below was measured on backbones that were trained by this library. Shares are per cent; intervals are "
     "95 % and resample graphs, unless a row says otherwise; fits of a map are averaged first, then backbones. The "
     "paper's number stands beside ours where it printed one for the same population.",
@@ -85,7 +90,7 @@ def _costs(evidence: Evidence) -> list[Cost]:
     return [
         Cost(
             f"{record.experiment} on {record.facts.name}", float(record.cost["seconds"]), record.cost["device"],
-            record.cost["forwards"], record.cost["plain"],
+            record.cost.get("forwards"), record.cost.get("plain"),
         )
         for record in shown
         if record.cost
@@ -98,4 +103,7 @@ SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
     "composition": composition_section,
     "mechanism": mechanism_section,
     MATCHED: matched_section,
+    CONTINUATION: continuation_section,
+    PARITY: parity_section,
+    CHAINS: chains_section,
 }

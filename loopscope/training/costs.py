@@ -10,6 +10,7 @@ from loopscope.model import ModelConfig
 from loopscope.training.recipes import (
     BackboneRecipe,
     GraphData,
+    LastingFit,
     MapRecipe,
     ParityData,
     ParityFit,
@@ -46,8 +47,9 @@ def _map(recipe: MapRecipe) -> float:
     config = backbone_recipe(recipe.made_for).model
     if isinstance(data, WalkFit):
         prefix = config.loops if data.prefix is None else data.prefix
-        passes = (0 if data.pool else prefix) + 2 * data.calls
-        rows = float(recipe.batch * config.positions * passes * updates)
+        fresh = (isinstance(data, LastingFit) and data.fresh) or (recipe.batch,) * len(recipe.stages)
+        new = sum(stage.updates * each for stage, each in zip(recipe.stages, fresh, strict=True))
+        rows = float(config.positions * ((0 if data.pool else prefix * new) + 2 * data.calls * recipe.batch * updates))
     elif isinstance(data, ParityFit):
         rows = 0.0
         for first, last, part, batch in data.lengths:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, RESULT, WEIGHTS, load_backbone, name_of
+from loopscope.artefacts import BACKBONE, MAP, RESULT, TRAIL, WEIGHTS, load_backbone, name_of
 from loopscope.errors import InputError, LoopscopeError
 from loopscope.files import make_folder, reporting
 from loopscope.maps import map_files
@@ -21,9 +21,10 @@ from loopscope.model import LoopedTransformer
 from loopscope.store import Artefact, Draft, Store
 from loopscope.tasks.populations import population
 from loopscope.training.checkpoints import Checkpoints, alone, jobs
+from loopscope.training.lasting import LastingFits
 from loopscope.training.objective import Objective, new_map
 from loopscope.training.parity import ParityBackbones, ParityFits
-from loopscope.training.recipes import BackboneRecipe, MapRecipe, WalkFit
+from loopscope.training.recipes import BackboneRecipe, LastingFit, MapRecipe, WalkFit
 from loopscope.training.relations import RelationBackbones, RelationFits
 from loopscope.training.trainer import Trainer
 from loopscope.training.walks import WalkBackbones, WalkFits
@@ -171,7 +172,8 @@ def fit(
 
     def objective(members: Sequence[_Member]) -> Objective:
         pairs = [(getattr(by_name[m.config["recipe"]["name"]].data, "hops", 0), m.seed) for m in members]
-        return FITS[first.data.task](first, model, pairs, settings.device)
+        made = LastingFits if isinstance(first.data, LastingFit) else FITS[first.data.task]
+        return made(first, model, pairs, settings.device)
 
     def write(draft: Draft, weights: dict[str, Tensor]) -> None:
         step = new_map(first, model.config.width, 0)
@@ -278,6 +280,9 @@ def _train_members(job: _Job, checkpoints: Checkpoints, settings: Settings) -> N
             "start": starts[index], "final": _digest(trainer.stack.member(index)), "selected": _digest(weights),
             "data": f"{int(trainer.state['data'][index]) % 2**64:016x}",
         }  # fmt: skip
+        if trainer.trail_at:  # before the map: once that is there, nobody comes back for what is missing
+            with store.write(TRAIL, member.config, job.inputs, device=settings.device) as draft:
+                draft.tensors(WEIGHTS, trainer.trail(index))
         history = [{k: v for k, v in row.items() if k != "member"} for row in trainer.history if row["member"] == index]
         with store.write(job.kind, member.config, job.inputs, device=settings.device) as draft:
             job.write(draft, weights)

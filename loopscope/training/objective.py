@@ -25,7 +25,10 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Objective(Protocol):
-    """Losses and scores of the members of a stack; a pure function of their parameters and the update's number."""
+    """Losses and scores of the members of a stack: a pure function of their parameters and the update's number.
+
+    One whose steps also go on from one another is `Carrying`.
+    """
 
     @property
     def stack(self) -> Stack:
@@ -52,6 +55,19 @@ class Objective(Protocol):
 
     def scores(self, stage: int) -> list[tuple[float, ...]]:
         """A score for each member, in fp32 or as its protocol says; tuples compare, and higher is better."""
+        ...
+
+
+@runtime_checkable
+class Carrying(Protocol):
+    """An objective whose steps go on from one another: they read these tensors and change them in place.
+
+    The tensors belong to what a trainer saves and restores, so they have one shape and one place for good.
+    """
+
+    @property
+    def carried(self) -> Mapping[str, Tensor]:
+        """By name, apart from the names of `Trainer.state`."""
         ...
 
 

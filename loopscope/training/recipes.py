@@ -154,6 +154,25 @@ class WalkFit:
 
 
 @dataclass(frozen=True)
+class LastingFit(WalkFit):
+    """A map that is to work again and again: as `WalkFit`, with states that live on, or maps that take turns.
+
+    - `fresh`: for each stage, the places of a batch that begin anew after every update, in turns; the states of all
+      others live on, as long as what they answer is right.  Empty: every update starts from new states.
+    - `letters`: the hops of the maps that take turns in random strings, one recipe for each; they are fitted together,
+      and every state passes through all of them.  Empty: a map follows itself.
+    - `scored`: the steered calls of the selection score, which is their mean; over `calls` alone every map that does
+      what it was trained for would score 1.
+
+    Each update advances its states by `calls` steered calls, and gradients reach back through these.
+    """
+
+    fresh: tuple[int, ...] = ()
+    letters: tuple[int, ...] = ()
+    scored: int = 32
+
+
+@dataclass(frozen=True)
 class ParityFit:
     """A map for parity, before calls 2..n, read after call n = the length.
 
@@ -184,6 +203,8 @@ class MapRecipe:
 
     The map starts from a generator seeded `fit + init` (one draw for every backbone and target); data come from stream
     `stream` of the fit's number.  Recipes that differ in `data.hops` alone are fitted side by side.
+    `keep`: as for backbones, or the last with its "trail", stored beside it: the map with which the last stage began,
+    and that of each of its checks.
     """
 
     name: str
@@ -197,7 +218,7 @@ class MapRecipe:
     rank: int | None = 48
     std: float | None = None
     init: int = 0
-    keep: Literal["best", "last"] = "best"
+    keep: Literal["best", "last", "trail"] = "best"
     precision: Precision = "tf32"
     deviations: tuple[str, ...] = ()
 
@@ -342,6 +363,34 @@ def continue16() -> MapRecipe:
     )  # fmt: skip
 
 
+def _lasting(family: str, name: str, about: str, data: LastingFit) -> MapRecipe:
+    stage = Stage("rollout", 8_000, Optimiser(Schedule(1e-3, decay=8_000)), check_every=400)
+    ours = "beyond the published protocol, which fits maps for one more call"
+    return replace(
+        _one_call(f"{family}-{name}", data.hops, f"`{name}`, trained {about}"), data=data, stages=(stage,),
+        stream="lasting-maps", deviations=(OWN_STREAM, TF32, FP16, ours),
+    )  # fmt: skip
+
+
+def rollout(name: str, hops: int) -> MapRecipe:
+    """As `one` or `two`, trained through eight of its own calls."""
+    return _lasting("rollout", name, "through eight of its own calls", LastingFit(hops, calls=8))
+
+
+def pool(name: str, hops: int) -> MapRecipe:
+    """As `rollout`, then as long again on states that live for eight updates, which are 64 calls."""
+    data = LastingFit(hops, calls=8, fresh=(128, 16))
+    made = _lasting("pool", name, "through eight of its own calls, then on states it has led through up to 64", data)
+    stage = Stage("pool", 8_000, Optimiser(Schedule(3e-4, warmup=100, decay=7_900)), check_every=400)
+    return replace(made, stages=(*made.stages, stage))
+
+
+def strings(name: str, hops: int) -> MapRecipe:
+    """As `rollout`, for `strings-one` and `strings-two` together: every state passes through both, in random order."""
+    data = LastingFit(hops, calls=8, letters=(1, 2))
+    return _lasting("strings", name, "through random strings of itself and its partner", data)
+
+
 def parity_staged() -> MapRecipe:
     """J before calls 2..n of parity, trained on lengths 20-24, then 20-32, then 20-40."""
     schedule = Schedule(2e-5, warmup=1_024, decay=768, floor=0.1)
@@ -363,7 +412,7 @@ def relations_curriculum() -> MapRecipe:
     return MapRecipe(
         "relations-curriculum", "a dense J for relation chains: lengths 4, 5, ..., 16, then all", "relations",
         RelationFit((*range(4, 17), 16)), 128, (*grow, rest), stream="relation-maps", family="dense", rank=None,
-        keep="last", deviations=(OWN_STREAM, TF32, half),
+        keep="trail", deviations=(OWN_STREAM, TF32, half),
     )  # fmt: skip
 
 
@@ -400,6 +449,7 @@ RECIPES: Mapping[str, Recipe] = _listed(
     d8l6(), d8l8(), matched_final(), matched_stepwise(), n8_d8l8(), parity(), relations(),
     stay(), one(), two(), _matched("stay", 0), _matched("one", 1), _matched("two", 2),
     _matched("one-long", 1, 32_000), _matched("two-long", 2, 32_000),
+    *(made(name, hops) for made in (rollout, pool, strings) for name, hops in (("one", 1), ("two", 2))),
     continue16(), parity_staged(), relations_curriculum(),
     tiny(), _tiny_map("stay", 0), _tiny_map("one", 1),
 )  # fmt: skip

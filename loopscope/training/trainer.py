@@ -19,7 +19,7 @@ from torch import Tensor
 
 from loopscope.training import ops as plain
 from loopscope.training.cohort import products
-from loopscope.training.objective import Objective
+from loopscope.training.objective import Carrying, Objective
 from loopscope.training.recipes import Stage
 from loopscope.training.streams import absorb
 
@@ -59,10 +59,11 @@ class Trainer:
     """Trains the members of an objective's stack together.
 
     `history` holds one row per member and window: stage, update, loss (mean over the window), gradient norm (of the
-    last update), rate, and at a check the score.  `selected` is filled where members are scored.
+    last update), rate, and at a check the score.  `selected` is filled where members are scored.  `keep` is that of a
+    recipe; for a trail the last stage must not end early.
     """
 
-    def __init__(self, objective: Objective, keep: Literal["best", "last"]) -> None:
+    def __init__(self, objective: Objective, keep: Literal["best", "last", "trail"]) -> None:
         self.objective, self.stack, self.keep = objective, objective.stack, keep
         self.device = self.stack.flat.device
         self.ops: Any = plain
@@ -86,6 +87,15 @@ class Trainer:
             "failed_at": zeros(torch.int64),
             "failed_loss": zeros(torch.float32),
         }
+        if isinstance(objective, Carrying):
+            self.state |= objective.carried
+        self.trail_at: list[int] = []
+        if keep == "trail":
+            last = objective.stages[-1]
+            assert last.stop_at is None
+            checks = range(last.check_every, last.updates, last.check_every) if last.check_every else ()
+            self.trail_at = [0, *checks, last.updates]
+            self.state["trail"] = flat.expand(len(self.trail_at), -1, -1).clone()
         self.loss_sum, self.norm = zeros(torch.float32), zeros(torch.float32)
         self.stage, self.update = 0, 0
         self.selected: list[Selected | None] = [None] * members
@@ -97,6 +107,12 @@ class Trainer:
         self._enter()
 
     # ---- what is saved -----------------------------------------------------------------------------------------------
+
+    def trail(self, member: int) -> dict[str, Tensor]:
+        """A member's parameters by name along the last stage [points, ...], and the `update` of each point."""
+        points = [self.stack.member(member, flat) for flat in self.state["trail"]]
+        stacked = {name: torch.stack([point[name] for point in points]) for name in points[0]}
+        return {"update": torch.tensor(self.trail_at), **stacked}
 
     @property
     def done(self) -> bool:
@@ -160,7 +176,12 @@ class Trainer:
         self.stage, self.update = self.stage + 1, 0
         for name in ("m", "v", "update"):
             self.state[name].zero_()
+        self._note_trail()
         self._enter()
+
+    def _note_trail(self) -> None:
+        if self.trail_at and self.stage == len(self.objective.stages) - 1:
+            self.state["trail"][self.trail_at.index(self.update)].copy_(self.state["flat"])
 
     def _window(self, stage: Stage, end: int) -> list[dict[str, Any]]:
         first = self.update + 1
@@ -184,13 +205,14 @@ class Trainer:
                 self.failures[member] = Failure(self.stage, at[member], losses[member])
 
     def _check(self, stage: Stage, rows: list[dict[str, Any]]) -> None:
+        self._note_trail()
         with torch.no_grad():
             scores = self.objective.scores(self.stage)
         for row in rows:
             member, score = row["member"], scores[row["member"]]
             row["score"] = list(score)
             kept = self.selected[member]
-            if self.keep == "last" or kept is None or score > kept.score:
+            if self.keep != "best" or kept is None or score > kept.score:
                 self.selected[member] = Selected(self.stage, self.update, score)
                 self.state["kept"][member].copy_(self.state["flat"][member])
         if stage.stop_at is not None and all(scores[row["member"]][0] >= stage.stop_at for row in rows):

@@ -1,0 +1,86 @@
+"""Heat maps of many cells, as pictures.  Needs matplotlib.
+
+Drawn cell by cell, a map of length against loop would weigh more than the rest of the page.  As a picture it is small,
+but its colours could not follow the page's theme; so on the page the picture is the mask of a rectangle that does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from loopscope.report.contents import Figure, percent
+from loopscope.report.drawing import ALARM, HEAT, INK, PAPER, RAMP, WIDE, Canvas, canvas, check_some, draw, heading
+
+
+@dataclass(frozen=True)
+class Square:
+    """Shares by length n (upwards) and loop t (to the right), both from 1; `best` is a loop to mark for each length."""
+
+    shares: Float[np.ndarray, "lengths loops"]
+    best: Sequence[int | None] = ()
+
+
+def loop_maps(name: str, title: str, caption: str, panels: Mapping[str, Square], last: int) -> Figure:
+    """Small multiples, two in a row, with the diagonal t = n and a dotted line at the length `last`."""
+    check_some(name, panels)
+
+    def plot(width: int) -> Canvas:
+        side = (width - 90) // 2 if width == WIDE else (width - 50) // 2
+        rows = -(-len(panels) // 2)
+        drawn = canvas(width, rows * (min(side, 250) + 48) + 12)
+        grid = drawn.subplots(rows, 2, squeeze=False).flatten()
+        for index, (axes, (label, panel)) in enumerate(zip(grid, panels.items(), strict=False)):
+            lengths, loops = panel.shares.shape
+            axes.imshow(panel.shares, cmap=RAMP, vmin=0, vmax=1, origin="lower", interpolation="none",
+                        extent=(0.5, loops + 0.5, 0.5, lengths + 0.5), aspect="equal")  # fmt: skip
+            axes.plot((0.5, min(lengths, loops) + 0.5), (0.5, min(lengths, loops) + 0.5), color=INK, linewidth=0.8)
+            if last < lengths:
+                axes.axhline(last, color=ALARM, linestyle=(0, (1, 2)), linewidth=1.3)
+            dots = [(loop, n) for n, loop in enumerate(panel.best, 1) if loop is not None]
+            axes.plot(*zip(*dots, strict=True) if dots else ([], []), "o", color=PAPER, markersize=2.6,
+                      markeredgecolor=HEAT, markeredgewidth=0.6)  # fmt: skip
+            axes.set_title(heading(label, width, 2))
+            axes.spines[["top", "right"]].set_visible(True)
+            axes.set_xlabel("loop t")
+            if index % 2 == 0:
+                axes.set_ylabel("length n")
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        return drawn
+
+    def words(label: str, panel: Square) -> str:
+        """Right on the diagonal, by tens of lengths."""
+        found = np.diagonal(panel.shares)
+        told = (
+            f"{first + 1}-{min(first + 10, len(found))} {percent(float(found[first : first + 10].mean()))}"
+            for first in range(0, len(found), 10)
+        )
+        return f"{label}: {', '.join(told)}."
+
+    described = f"Per cent right at t = n, by lengths. {' '.join(words(*panel) for panel in panels.items())}"
+    figure = draw(name, title, caption, described, plot)
+    return replace(figure, svg=_masked(figure.svg, f"{name}-wide"), narrow=_masked(figure.narrow, f"{name}-narrow"))
+
+
+def _masked(svg: str, prefix: str) -> str:
+    """Every picture as the mask of a rectangle in the colour of heat."""
+    count = 0
+
+    def rectangle(found: re.Match[str]) -> str:
+        nonlocal count
+        count += 1
+        size = dict(re.findall(r'(\w+)="([\d.]+)"', found[0]))
+        placed = re.search(r' transform="[^"]*"', found[0])
+        place = placed[0] if placed else "".join(f' {each}="{size[each]}"' for each in ("x", "y") if each in size)
+        mask = f"{prefix}-mask-{count}"
+        return (
+            f'<mask id="{mask}" style="mask-type: alpha">{found[0]}</mask><g mask="url(#{mask})"><rect{place} '
+            f'width="{size["width"]}" height="{size["height"]}" style="fill: var(--heat, {HEAT})"/></g>'
+        )
+
+    return re.sub(r"<image [^>]*/>", rectangle, svg)

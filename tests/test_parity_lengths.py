@@ -1,0 +1,389 @@
+"""Parity at long lengths: counts against runs of one length at a time; analyses of bands whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from loopscope.errors import InputError
+from loopscope.experiments import parity_lengths as lengths_of
+from loopscope.experiments import parity_timing as timing_of
+from loopscope.experiments.parity_lengths import QUICK, Band, Counts, at_exit, joined, mean_over_lengths, measure
+from loopscope.maps import DiagonalLowRank
+from loopscope.model import LoopedTransformer
+from loopscope.plain import plain_run
+from loopscope.program import F, J
+from loopscope.stats import fit_line
+from loopscope.tasks.parity import evaluation_bits, fixed_length, make_batch
+from loopscope.training.jobs import initial_model
+from tests.tiny import tiny_map
+from tests.toys import toy_parity
+
+Refused = Callable[..., str]
+STEP = tiny_map(1).requires_grad_(False)
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def backbone() -> LoopedTransformer:
+    """Random, but for a readout that tells the separator from PAD, so that some strings are right at some loops."""
+    generator = torch.Generator().manual_seed(56)
+    model = initial_model(toy_parity(), 0).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    h, seen = model.call(model.embed(fixed_length(evaluation_bits(7, 8, 77)).tokens)), []
+    for _ in range(12):
+        seen.append(h[:, -2:])
+        h = model.call(h)
+    separator, pad = torch.cat(seen).mean(0)
+    rows, bit = torch.zeros(6, 16), torch.randn(16, generator=generator)
+    rows[0], rows[1], rows[3] = bit, -bit, 9 * (pad - separator)
+    bias = -rows @ separator
+    bias[3] -= rows[3] @ (pad - separator) / 2
+    bias[[2, 4, 5]] = -99.0
+    assert model.readout is not None
+    model.readout.weight.copy_(rows)
+    model.readout.bias.copy_(bias)
+    return model
+
+
+def alone(n: int, loops: int, strings: int, base: int, step: DiagonalLowRank | None) -> Tensor:
+    """Whether each string is right after each call, [loops, strings]: run with its own length, nothing shared."""
+    tokens, targets, answer = fixed_length(evaluation_bits(n, strings, base))
+    program = F**1
+    for _ in range(loops - 1):
+        program = program | F if step is None else program | J("own") | F
+    seen = plain_run(backbone(), {"main": tokens}, program, maps={} if step is None else {"own": step})
+    after = [seen.states[f"h{t}"] for t in range(1, loops + 1)]
+    told = torch.stack([backbone().read(h).argmax(-1) for h in after])
+    return ((told == targets) | ~answer).all(-1)
+
+
+@pytest.mark.parametrize("tokens", [1, 700, 10**6], ids=["one length at a time", "some together", "all together"])
+def test_bands_are_those_of_each_length_run_alone(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(lengths_of.TOKENS, "cpu", tokens)
+    asked = [1, 2, 5, 9, 11, 12, 16]
+    found = lengths_of.measure_bands(backbone(), STEP, asked, 7, base=5)
+    assert found["lengths"].tolist() == asked
+    assert found["strings"].tolist() == [3, 4]
+    assert all(tensor.dtype == torch.int32 for tensor in found.values())
+    assert found["right"].shape == (2, 2, 7, 21)
+    for condition, step in enumerate((None, STEP)):
+        for place, n in enumerate(asked):
+            right = alone(n, n + 10, 7, 5, step)
+            for offset in range(-10, 11):
+                counts = found["right"][condition, :, place, offset + 10].tolist()
+                there = right[n + offset - 1] if n + offset >= 1 else None
+                assert counts == ([-1, -1] if there is None else [int(there[:3].sum()), int(there[3:].sum())])
+    assert len(found["right"].unique()) > 3
+    assert not torch.equal(found["right"][0], found["right"][1])
+    native = lengths_of.measure_bands(backbone(), None, asked, 7, base=5)
+    assert torch.equal(native["right"], found["right"][:1])
+
+
+def test_heat_maps_are_those_of_each_length_run_alone() -> None:
+    found = lengths_of.measure_heat(backbone(), STEP, 12, 6, base=5)
+    assert found["strings"].tolist() == [6]
+    assert found["lengths"].tolist() == list(range(1, 13))
+    for condition, step in enumerate((None, STEP)):
+        alone_counts = [alone(n, 12, 6, 5, step).sum(1).tolist() for n in range(1, 13)]
+        assert found["right"][condition].tolist() == alone_counts
+    assert len(found["right"].unique()) > 3
+
+
+def test_what_follows_a_string_changes_no_state_of_it() -> None:
+    """Why lengths may share a batch: attention is causal, and there are no positions."""
+    model, bits, own = backbone().double(), evaluation_bits(9, 4, 1), torch.tensor([9] * 4)
+    try:
+        short = model.embed(fixed_length(bits).tokens)
+        long = model.embed(make_batch(torch.nn.functional.pad(bits, (0, 6)), own, 15).tokens)
+        for _ in range(40):
+            short, long = model.call(short), model.call(long)
+            torch.testing.assert_close(long[:, :11], short, rtol=1e-9, atol=1e-9)
+    finally:
+        model.float()
+
+
+def test_parts_and_their_strings() -> None:
+    small = {"near": (2, 8, 3), "strings": 4, "far": [10, 14, 2], "far_strings": 6, "heat": 5, "heat_strings": 3}
+    found = measure(backbone(), STEP, 2, **small)
+    assert [(part, each["lengths"].tolist()) for part, each in found.items()] == [
+        ("near", [2, 5, 8]), ("far", [10, 12, 14]), ("heat", [1, 2, 3, 4, 5])
+    ]  # fmt: skip
+    bases = {"near": 2026083901 + 200, "far": 2026092401, "heat": 2026083201 + 200}
+    assert torch.equal(
+        found["near"]["right"], lengths_of.measure_bands(backbone(), STEP, [2, 5, 8], 4, bases["near"])["right"]
+    )
+    again = lengths_of.measure_bands(backbone(), STEP, [10, 12, 14], 6, bases["far"])
+    assert torch.equal(found["far"]["right"], again["right"])
+    assert torch.equal(found["heat"]["right"], lengths_of.measure_heat(backbone(), STEP, 5, 3, bases["heat"])["right"])
+    assert list(measure(backbone(), None, 0, near=None, far=[4, 4, 1], heat=0)) == ["far"]
+
+
+def test_pieces_make_one_part(refused: Refused) -> None:
+    def piece(lengths: list[int], strings: int = 4, step: DiagonalLowRank | None = STEP) -> dict[str, Tensor]:
+        return lengths_of.measure_bands(backbone(), step, lengths, strings, base=5)
+
+    whole, together = piece([3, 4, 9]), joined([piece([3]), piece([4, 9])])
+    assert whole.keys() == together.keys()
+    assert all(torch.equal(whole[name], together[name]) for name in whole)
+    for other in (piece([3, 4]), piece([9], strings=6), piece([9], step=None)):
+        assert "same strings" in refused(InputError, joined, [piece([4]), other])
+
+
+def test_the_quick_profile_shows(refused: Refused) -> None:
+    found = measure(backbone(), STEP, 0, **QUICK)
+    notes = {table.title: table.note for table in timing_of.tables(found)}
+    assert notes["Right at t = n, lengths 1-100"].startswith("3 lengths from 45 to 85, 8 strings each")
+    assert notes["Right at t = n, lengths 101-500"].startswith("2 lengths from 105 to 125, 8 strings each")
+    assert not any("1000" in title for title in notes)
+    refused(InputError, at_exit, found, 505, 1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"strings": 1}, "1 strings cannot be split into halves"),
+        ({"near": (0, 5, 1)}, r"first, last, step .* not \[0, 5, 1\]"),
+        ({"near": (6, 5, 1)}, r"not \[6, 5, 1\]"),
+        ({"near": (1, 5)}, r"not \[1, 5\]"),
+        ({"near": None, "far": None, "heat": -3}, "1 to -3 bits make no heat map"),
+    ],
+)
+def test_grids_that_are_none(settings: dict[str, object], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        measure(backbone(), STEP, 0, **{"far": None, "heat": 0, "strings": 2, **settings})
+    with pytest.raises(InputError, match="increasing"):
+        lengths_of.measure_bands(backbone(), STEP, [3, 3], 2, 0)
+
+
+# ---- planted bands ---------------------------------------------------------------------------------------------------
+
+Line = Callable[[np.ndarray], np.ndarray]
+LINES: tuple[Line, Line] = (lambda n: -0.0096 * n - 0.12, lambda n: -0.0018 * n - 0.16)
+"""Where the bands of the published seed 2 lie, relative to t = n: native, and with J."""
+
+
+def planted(
+    lengths: range, lines: tuple[Line, ...] = LINES, half: int = 10_000, ceiling: float = 1.0
+) -> dict[str, Tensor]:
+    """Bands of period four around lines, from 0 to `ceiling`; so many strings that rounding is nothing."""
+    n, offsets = np.array(lengths), np.arange(-10, 11)
+    shares = [ceiling * (0.5 + 0.5 * np.cos(np.pi / 2 * (offsets - line(n)[:, None]))) for line in lines]
+    right = torch.tensor(np.rint(half * np.stack(shares)), dtype=torch.int32)[:, None].repeat(1, 2, 1, 1)
+    numbers = torch.tensor([*lengths], dtype=torch.int32), torch.tensor([half, half], dtype=torch.int32)
+    return {"lengths": numbers[0], "strings": numbers[1], "right": right}
+
+
+def wave(offset: np.ndarray) -> np.ndarray:
+    return 0.5 + 0.5 * np.cos(np.pi / 2 * offset)
+
+
+def test_accuracy_at_n_is_what_was_planted() -> None:
+    counts: Counts = {"near": planted(range(1, 501))}
+    for first, last in ((1, 100), (101, 500), (200, 300)):
+        n = np.arange(first, last + 1)
+        native, with_j = (wave(line(n)).mean() for line in LINES)
+        rows = at_exit(counts, first, last)
+        expected = {"native": native, "J": with_j, "J minus native": with_j - native}
+        assert {name: row.estimate.value for name, row in rows.items()} == pytest.approx(expected, abs=1e-4)
+        for row in rows.values():
+            assert row.estimate.low <= row.estimate.value <= row.estimate.high
+            assert (row.n, row.estimate.n, row.estimate.unit) == (20_000 * len(n), len(n), "block of 20 lengths")
+            assert row.paper is None
+    rows = at_exit(counts, 101, 500, backbone=2)
+    assert [row.paper for row in rows.values()] == pytest.approx([0.4505, 0.7373, 0.2868])
+    alone = at_exit({"near": planted(range(1, 501), LINES[:1])}, 101, 500)
+    assert list(alone) == ["native"]
+
+
+def test_means_resample_blocks() -> None:
+    alternating = np.tile([0.0, 1.0], 200)
+    flat = mean_over_lengths(alternating)  # every block holds as many zeros as ones
+    assert (flat.value, flat.low, flat.high) == (0.5, 0.5, 0.5)
+    noise = np.random.default_rng(1).normal(size=400)
+    for values in (noise, np.cumsum(noise)):  # neighbours that have nothing in common, and such that are alike
+        blocks = np.mean([np.roll(values, -place) for place in range(20)], 0)  # one from every start
+        found = mean_over_lengths(values)
+        assert found.high - found.low == pytest.approx(2 * 1.96 * blocks.std() / np.sqrt(20), rel=0.05)
+        assert found.value == values.mean()
+    ramp = mean_over_lengths(np.linspace(0, 1, 400))  # ends count as much as the middle
+    assert (ramp.low + ramp.high) / 2 == pytest.approx(0.5, abs=0.01)
+    assert mean_over_lengths(np.arange(9.0)).unit == "block of 2 lengths"
+    with pytest.raises(InputError, match="at least two"):
+        mean_over_lengths(np.ones(1))
+
+
+def test_timings_find_the_lines() -> None:
+    found = timing_of.timings({"near": planted(range(1, 501))}, backbone=2)
+    assert [(each.condition, each.estimator) for each in found] == [
+        ("native", "unwrapped"), ("native", "robust"), ("J", "unwrapped"), ("J", "robust")
+    ]  # fmt: skip
+    for each, (drift, intercept) in zip(found, [(-0.96, -0.12)] * 2 + [(-0.18, -0.16)] * 2, strict=True):
+        assert each.drift.value == pytest.approx(drift, abs=0.01)
+        assert each.drift.low <= each.drift.value <= each.drift.high
+        assert each.intercept == pytest.approx(intercept, abs=0.05)
+        assert (each.drift.n, each.drift.unit, each.mae.n) == (450, "block of 20", 450)
+        assert each.mae.value < 0.03
+        assert each.period == pytest.approx(4, abs=0.1)
+        assert each.slips == 0
+    assert [each.paper for each in found] == [(-0.961, 0.066), None, (-0.183, 0.052), None]
+
+
+def test_one_noisy_length_fools_only_the_papers_estimator() -> None:
+    """As recorded for the published seed 1: two odd rows, and all offsets behind them are a period too late."""
+
+    def slipping(n: np.ndarray) -> np.ndarray:
+        return 0.0118 * n - 0.3 + 1.5 * (n == 437) + 3.0 * (n == 438)
+
+    counts: Counts = {"near": planted(range(1, 501), (LINES[0], slipping))}
+    *_, unwrapped, robust = timing_of.timings(counts)
+    assert robust.drift.value == pytest.approx(1.18, abs=0.01)
+    assert robust.mae.value < 0.05
+    assert unwrapped.drift.value > 1.4
+    assert unwrapped.mae.value > 0.3
+    assert unwrapped.slips == robust.slips == 490 - 437
+
+
+def test_no_phase_without_variation() -> None:
+    flat: Counts = {"near": planted(range(1, 501), LINES, ceiling=0.0)}
+    assert timing_of.timings(flat) == []
+    assert timing_of.timings({"near": planted(range(1, 44))}) == []
+    band = Band.of(flat, "near").within(41, 490)
+    assert not any("on the line" in name for name in timing_of.exits(band, band))
+    assert len(timing_of.timings({"near": planted(range(45, 126, 20))})) == 4
+
+
+# ---- computation or timing? ------------------------------------------------------------------------------------------
+
+
+def test_a_shift_undoes_a_drift_and_a_better_computation_shows() -> None:
+    n = np.arange(41, 491)
+    counts: Counts = {"near": planted(range(1, 501))}
+    band = Band.of(counts, "near").within(41, 490)
+    found = {name: row.estimate.value for name, row in timing_of.exits(band, band).items()}
+    native, with_j = (wave(np.rint(line(n)) - line(n)).mean() for line in LINES)
+    assert found["native, on the line"] == pytest.approx(native, abs=0.01)
+    assert found["J, on the line"] == pytest.approx(with_j, abs=0.01)
+    assert found["native, best offset"] == pytest.approx(native, abs=1e-3)
+    assert found["native, best offset of the other half"] == pytest.approx(native, abs=1e-3)
+    assert found["native, t = n"] == pytest.approx(wave(LINES[0](n)).mean(), abs=1e-3)
+    assert found["J minus native, t = n"] > 0.2
+    assert abs(found["J minus native, on the line"]) < 0.05
+    shifted = found["native, on the line"] - found["J, t = n"]
+    assert found["native, on the line, minus J, t = n"] == pytest.approx(shifted)
+    # A map that answers better at every loop, without moving anything, keeps its gain however the loop is chosen.
+    worse, better = planted(range(1, 501), LINES[:1], ceiling=0.5), planted(range(1, 501), LINES[:1])
+    both = Band.of({"near": {**worse, "right": torch.cat([worse["right"], better["right"]])}}, "near").within(41, 490)
+    found = {name: row.estimate.value for name, row in timing_of.exits(both, both).items()}
+    for way in ("on the line", "best offset", "best offset of the other half"):
+        assert found[f"J minus native, {way}"] == pytest.approx(0.5 * native, abs=0.01)
+
+
+def test_chance_flatters_only_the_best_on_the_same_strings() -> None:
+    """Fair coins at every loop: nothing to find, and the other half says so."""
+    coins = np.random.default_rng(0).binomial(32, 0.5, size=(1, 2, 450, 21))
+    band = Band(np.arange(41, 491), np.array([32, 32]), coins)
+    found = timing_of.exits(band, band)
+    assert found["native, best offset"].estimate.value > 0.6
+    for way in ("t = n", "on the line", "best offset of the other half"):
+        assert found[f"native, {way}"].estimate.value == pytest.approx(0.5, abs=0.02)
+
+
+def test_offsets() -> None:
+    n = np.array([0, 10, 15, 16, 20, 25, 30, 40])
+    line = fit_line(n, 0.1 * n)  # 0, 1, 1.5, 1.6, 2, 2.5, 3, 4 loops late
+    assert timing_of.nearest_loop(line, n[[0, 1, 3, 5, 6, 7]]).tolist() == [0, 1, 2, -2, -1, 0]
+    rows = np.zeros((3, 21))
+    rows[0, [0, 9, 11]] = 1.0
+    rows[1] = 1.0
+    rows[2, 20] = 0.5
+    assert timing_of.best_offsets(rows).tolist() == [-1, 0, 10]
+    rows[0, :10] = np.nan
+    assert timing_of.best_offsets(rows).tolist() == [1, 0, 10]
+
+
+def test_tables_of_everything() -> None:
+    counts: Counts = {"near": planted(range(1, 501)), "far": planted(range(500, 1001, 5))}
+    titles = [table.title for table in timing_of.tables(counts, backbone=2)]
+    assert titles == [
+        "Right at t = n, lengths 1-100",
+        "Right at t = n, lengths 101-500",
+        "Right at t = n, lengths 505-1000",
+        "Computation or timing? Lengths 41-490, lines of 41-490",
+        "Computation or timing? Lengths 266-490, lines of 41-265",
+        "Computation or timing? Lengths 505-1000, lines of 41-490",
+    ]
+    beyond = timing_of.tables(counts, backbone=2)[-1]
+    shares = {row.name: row.estimate.value for row in beyond.rows}
+    n = np.arange(505, 1001, 5)  # the line of shorter lengths still holds, so reading on it does, too
+    assert shares["native, on the line"] == pytest.approx(wave(np.rint(LINES[0](n)) - LINES[0](n)).mean(), abs=0.02)
+    assert beyond.note.startswith("100 lengths from 505 to 1000, 20000 strings each")
+
+
+# ---- claims, figures -------------------------------------------------------------------------------------------------
+
+# The published counts of 128 at 500, 505, ..., 1000, seed 2.
+RECORDED = (
+    "71 65 73 66 59 67 53 51 39 56 40 44 41 33 28 20 43 33 34 28 24 34 21 38 24 36 30 37 33 31 28 41 36 35 39 37 41 47 "
+    "50 47 50 48 55 47 55 56 62 60 58 72 74 74 80 87 75 78 91 88 83 86 82 93 92 95 97 93 88 85 93 96 91 95 93 93 83 80 "
+    "83 82 83 84 73 81 80 74 80 78 65 71 58 71 64 62 60 60 50 52 58 65 45 51 47",
+    "59 55 60 61 62 67 59 47 52 55 62 61 61 49 55 45 62 41 35 44 55 51 50 51 52 43 50 53 46 51 42 40 45 46 45 48 45 44 "
+    "44 33 51 46 48 52 59 45 53 44 52 44 42 40 46 53 50 56 45 42 37 38 44 32 40 37 47 43 51 47 36 44 38 47 42 38 37 46 "
+    "36 45 47 35 45 46 43 39 51 46 43 42 41 43 43 49 42 52 42 45 38 51 46 38 32",
+)
+
+
+def recorded() -> dict[str, Tensor]:
+    counts = torch.tensor([[int(word) for word in line.split()] for line in RECORDED], dtype=torch.int32)
+    right = torch.zeros(2, 2, 101, 21, dtype=torch.int32)
+    right[:, 0, :, 10], right[:, 1, :, 10] = counts // 2, counts - counts // 2
+    sizes = torch.arange(500, 1001, 5, dtype=torch.int32), torch.tensor([64, 64], dtype=torch.int32)
+    return {"lengths": sizes[0], "strings": sizes[1], "right": right}
+
+
+def test_claims(refused: Refused) -> None:
+    flat: Line = lambda n: 0.0 * n + 0.5  # noqa: E731
+    cohort: dict[str, Counts] = {
+        "parity-0": {"near": planted(range(1, 501), (flat, flat))},
+        "parity-1": {"near": planted(range(1, 501), (LINES[1], LINES[0]))},
+        "parity-2": {"near": planted(range(1, 501)), "far": recorded()},
+    }
+    gains = lengths_of.claim_gain(cohort, {"parity-2": 2})
+    assert list(gains) == list(cohort)
+    signs = [np.sign(round(row.estimate.value, 6)) for row in gains.values()]
+    assert signs == [0, -1, 1]
+    assert [row.paper for row in gains.values()] == [None, None, pytest.approx(0.2868)]
+    most, rows = lengths_of.claim_limit(cohort, {"parity-2": 2})
+    assert most == "parity-2"
+    assert [row.estimate.value for row in rows.values()] == pytest.approx([0.4755, 0.3640, -0.1115], abs=1e-4)
+    assert [row.paper for row in rows.values()] == pytest.approx([0.4755, 0.3640, -0.1115])
+    assert all(row.n == 12_800 and row.estimate.unit == "block of 20 lengths" for row in rows.values())
+    del cohort["parity-2"]["far"]
+    assert refused(InputError, lengths_of.claim_limit, cohort) == (
+        "part 'far' was not measured; there are near (nearest: near)"
+    )
+
+
+def test_heat_maps_and_their_dots(refused: Refused) -> None:
+    right = torch.tensor([[[4, 2, 0], [4, 3, 4], [0, 2, 1]], [[1, 4, 0], [0, 0, 3], [3, 2, 4]]], dtype=torch.int32)
+    sizes = torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
+    counts: Counts = {"heat": {"lengths": sizes[0], "strings": sizes[1], "right": right}}
+    heat = lengths_of.heat_map(counts)
+    assert heat["native"][0].tolist() == [1.0, 0.5, 0.0]
+    assert lengths_of.best_nearby(heat["native"]) == [1, None, 2]
+    assert lengths_of.best_nearby(heat["J"]) == [2, 3, 3]
+    refused(InputError, lengths_of.heat_map, {})
+
+
+def test_smoothed_curves_start_half_a_window_in() -> None:
+    n = np.arange(1, 501)
+    x, y = lengths_of.smoothed(n, n / 500, 10)
+    assert (len(x), x[0], x[1], x[-1]) == (491, pytest.approx(5.5), pytest.approx(6.5), pytest.approx(495.5))
+    np.testing.assert_allclose(y, x / 500)
