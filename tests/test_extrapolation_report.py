@@ -253,7 +253,7 @@ def test_chains(report: Report) -> None:
         "F only": (100.0, 6.2), "J after the curriculum": (100.0, 12.5), "J": (100.0, 25.0)
     }  # fmt: skip
     assert "lengths 17-24, fit 3: 18.8 at 0 to 31.2 at 1,000" in figure(made, "chains-checks").description
-    assert "16 queries at each of 32 lengths, 1 to 32, with 3 of 3 fits." in made.text[-1]
+    assert "16 queries at each of 32 lengths, 1 to 32, with 3 of 3 fits." in made.text[-2]
     rows = rows_of(made.tables, "Right answers by range of lengths")
     assert (rows["17-24, J"].estimate.value, round(rows["17-24, J"].paper or 0, 4)) == (0.25, 0.4287)
     spread = rows_of(made.tables, "Spread over the last checks of the continuation")["17-24, fit 2"].estimate

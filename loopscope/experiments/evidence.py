@@ -79,6 +79,24 @@ class Evidence:
         """Whether it was measured just now."""
         return any(record is each for each in self.fresh)
 
+    def origin(self, *experiments: str) -> str:
+        """In a sentence, on which backbones these experiments were done just now and which come from stored records."""
+        used = [record for record in self.records if record.experiment in experiments]
+        parts = {
+            "Recomputed now": [record for record in used if self.is_fresh(record)],
+            "From `results/`": [record for record in used if not self.is_fresh(record)],
+        }
+        said = []
+        for where, found in parts.items():
+            names = {each: _backbones(found, each) for each in experiments}
+            listed = "; ".join(f"`{each}` on {those}" for each, those in names.items() if those)
+            said += [f"{where}: {listed}."] if listed else []
+        return " ".join(said)
+
+
+def _backbones(records: Iterable[Record], experiment: str) -> str:
+    return ", ".join(dict.fromkeys(record.facts.name for record in records if record.experiment == experiment))
+
 
 def _subject_of(record: Record) -> tuple[str, ...]:
     return record.experiment, record.facts.name, *sorted(record.predictions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from loopscope.experiments.claims import Verdict
 from loopscope.experiments.evidence import Evidence, split
@@ -11,10 +12,14 @@ from loopscope.experiments.suite import (
     CHAINS,
     COHORTS,
     CONTINUATION,
+    CROSSING,
+    EIGHT_CALLS,
     MATCHED,
     PARITY,
+    SWITCHING,
     TARGETS,
     TRAJECTORIES,
+    TWO_CALLS,
 )
 from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
 from loopscope.report.extrapolation import chains_section, continuation_section, parity_section
@@ -39,7 +44,7 @@ def report_of(evidence: Evidence, verdicts: Sequence[Verdict], tell: Callable[[s
     for name, section in SECTIONS.items():
         tell(f"drawing {name}")
         if (found := section(evidence)) is not None:
-            made.append(found)
+            made.append(replace(found, text=(*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))))
     return Report(TITLE, (*LEAD, *_who(evidence)), made, [_ledger_row(each) for each in verdicts], _costs(evidence))
 
 
@@ -96,6 +101,9 @@ def _costs(evidence: Evidence) -> list[Cost]:
         if record.cost
     ]  # fmt: skip
 
+
+EXPERIMENTS_OF = {"composition": (TWO_CALLS, EIGHT_CALLS), "mechanism": (CROSSING, SWITCHING)}
+"""Of sections that put several experiments together."""
 
 SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
     TRAJECTORIES: trajectories_section,
