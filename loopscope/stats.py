@@ -51,6 +51,10 @@ class Spread:
     sd: float
     n: int
 
+    def estimate(self, unit: str) -> Estimate:
+        """The mean, with one SD to either side in place of an interval, as its unit says."""
+        return Estimate(self.mean, self.mean - self.sd, self.mean + self.sd, self.n, f"{unit}, mean ± SD", 0)
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Proportions and plain means

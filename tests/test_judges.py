@@ -11,8 +11,8 @@ from torch import Tensor
 from loopscope.experiments import crossing, switching
 from loopscope.experiments.claims import FAILS, HOLDS, NOT_RUN, Verdict, decide
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.mechanism import first_graphs
 from loopscope.experiments.records import Record
+from loopscope.experiments.subject import first_graphs
 from loopscope.experiments.suite import COHORTS
 from tests.planted import CHOSEN, CPU, MAIN, record, right_on, verdict, walks
 

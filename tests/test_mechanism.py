@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.experiments.mechanism import battery, crossing_runs, exchange, extra_call, first_graphs, rate
-from loopscope.experiments.subject import instances
+from loopscope.experiments.mechanism import battery, crossing_runs, exchange, extra_call, rate
+from loopscope.experiments.subject import first_graphs, instances
 from loopscope.program import Program
 
 CPU = torch.device("cpu")

@@ -128,10 +128,11 @@ def from_nothing(
         chosen, native = _select(cohort, store, settings.device, tell)
         if len(chosen.names) == MECHANISM or not cohort.more_seeds:
             break
-    for name in _by_seed(cohort, {name_of(each) for each in store.all(BACKBONE)}):
-        backbone = next(each for each in store.all(BACKBONE) if name_of(each) == name)
-        if cohort.maps:
-            fit([map_recipe(each) for each in cohort.maps], backbone, list(cohort.fits), store, settings)
+    if cohort.maps:
+        recipes = [map_recipe(each) for each in cohort.maps]
+        trained = {name_of(each): each for each in reversed(store.all(BACKBONE))}  # the first of each name
+        for name in _by_seed(cohort, set(trained)):
+            fit(recipes, trained[name], list(cohort.fits), store, settings)
     todo = steps(store, [cohort], experiments, chosen, "paper")
     made = carry_out(todo, store, store, settings.device, tell)
     asked = {each.name for each in experiments}

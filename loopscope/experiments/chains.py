@@ -262,10 +262,8 @@ def by_fit(seen: Outcomes) -> Table:
         each = [Row(f"{name}, fit {fit}", _estimate(own[None]), own.numel()) for fit, own in enumerate(hits, 1)]
         rows += each
         if len(each) > 1:
-            spread = mean_sd([row.estimate.value for row in each])
-            low, high = spread.mean - spread.sd, spread.mean + spread.sd
-            estimate = Estimate(spread.mean, low, high, spread.n, "fit, mean ± SD", 0)
-            rows.append(Row(f"{name}, all fits", estimate, hits[0].numel()))
+            spread = mean_sd([row.estimate.value for row in each]).estimate("fit")
+            rows.append(Row(f"{name}, all fits", spread, hits[0].numel()))
     note = f"Each fit: queries resampled; all fits: mean ± SD over fits.  {seen.size}."
     return Table("Spread over fits, right answers with the last map", rows, note)
 

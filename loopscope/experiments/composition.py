@@ -16,7 +16,7 @@ calls without maps.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.experiments.records import Facts, Predictions, Row, Table
-from loopscope.experiments.subject import Subject, Walks, instances, walks
+from loopscope.experiments.subject import Subject, Walks, first_graphs, instances, walks
 from loopscope.experiments.targets import BEFORE, distribution, share
 from loopscope.program import F, J, Program
 from loopscope.tasks.populations import mixed_strings
@@ -152,8 +152,7 @@ def _measure(
     for fit in range(1, 1 + _fits({target: len(subject.maps[target]) for target in ("one", "two")})):
         programs |= {name_of(string, fit): program(string, subject.loops, fit) for string in strings}
         programs |= {name_of(string, fit) + BEFORE: program(string, subject.loops, fit, True) for string in before}
-    found = subject.run(tokens, list(programs.values()), maps=maps)
-    return {name: found[each].predictions[:, 0].to(torch.uint8).cpu() for name, each in programs.items()}
+    return subject.answers(tokens, programs, maps=maps)
 
 
 def _fits(fits: Mapping[str, int]) -> int:
@@ -176,9 +175,9 @@ class Answers:
     def of(cls, predictions: Predictions, facts: Facts, where: str) -> Answers:
         """Those of one population; only instances with u, ..., f^4(u) distinct count."""
         found = predictions[where]
-        measured = len(next(iter(found.values())))
+        measured = len(next(iter(found.values()))) // facts.nodes
         at = instances(where, facts.depth, torch.device("cpu"), "five")
-        return cls(found, _fits(facts.fits), Walks(*(getattr(at, part.name)[:measured] for part in fields(at))))
+        return cls(found, _fits(facts.fits), first_graphs(at, measured))
 
     @cached_property
     def targets(self) -> list[Int[Tensor, " n"]]:

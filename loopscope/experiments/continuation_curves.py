@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from loopscope.errors import InputError, nearest
+from loopscope.errors import InputError
 from loopscope.experiments.continuation import (
     ALONE,
     BROAD,
@@ -27,7 +27,7 @@ from loopscope.experiments.continuation import (
     Asked,
     asked_of,
 )
-from loopscope.experiments.records import Facts, Predictions, Row, Table
+from loopscope.experiments.records import Facts, Predictions, Row, Table, check_measured
 from loopscope.stats import Estimate, mean_bootstrap
 from loopscope.tasks.graph_walk import DEPTHS
 from loopscope.tasks.populations import population
@@ -150,11 +150,7 @@ def _study(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: 
     """InputError without backbones, for one without facts or measurements, and for counts that do not fit."""
     if not found:
         raise InputError("continuation needs the counts of at least one backbone, not of none")
-    for name in found:
-        if name not in facts:
-            raise InputError(f"no facts of {name!r} among {', '.join(facts) or 'none'}{nearest(name, facts)}")
-        if where not in found[name]:
-            raise InputError(f"{name} was not measured on {where!r}{nearest(where, found[name])}")
+    check_measured(found, facts, where)
     return {name: _Backbone.of(name, facts[name].depth, where, found[name][where]) for name in found}
 
 

@@ -24,9 +24,9 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments.mechanism import ANSWER, WHOLE, crossing_runs, exchange, first_graphs, rate
+from loopscope.experiments.mechanism import ANSWER, WHOLE, crossing_runs, exchange, rate
 from loopscope.experiments.records import Facts, Predictions, Row, Table
-from loopscope.experiments.subject import Subject, Walks, instances
+from loopscope.experiments.subject import Subject, Walks, first_graphs, instances
 from loopscope.experiments.targets import share
 from loopscope.program import F, J, Program, Run
 from loopscope.tasks.graph_walk import (
@@ -129,8 +129,7 @@ def measure(subject: Subject, at: Pairs, choose_only: bool = False) -> dict[str,
         mine["giver before F"] = exchange(before, Run(trained, "giver"), WHOLE, rows=ANSWER)
         programs |= {f"{name}/{each}": made for each, made in mine.items()}
     others = {"giver": at.giver_tokens, "shifted": at.receiver.tokens[at.shifted]}
-    found = subject.run(at.receiver.tokens, list(programs.values()), maps=maps, others=others)
-    return {name: found[each].predictions[:, 0].to(torch.uint8).cpu() for name, each in programs.items()}
+    return subject.answers(at.receiver.tokens, programs, maps=maps, others=others)
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------

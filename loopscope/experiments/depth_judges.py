@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from loopscope.experiments import chains, continuation_curves, parity_lengths
 from loopscope.experiments.continuation import WITHHELD
-from loopscope.experiments.evidence import ROUNDING, Evidence, Finding, at_least, at_most, listed, mean_of, percent
+from loopscope.experiments.evidence import ROUNDING, Evidence, Finding, at_least, at_most, listed, mean_of
 from loopscope.experiments.parity_lengths import GAIN, GAINED, LIMIT, NATIVE, WITH_J
-from loopscope.experiments.records import Facts, Predictions, Record, Row
+from loopscope.experiments.records import Facts, Predictions, Record, Row, apart, percent
 from loopscope.experiments.suite import CHAINS, COHORTS, CONTINUATION, PARITY
 
 T = TypeVar("T")
@@ -36,8 +36,7 @@ def _continued(evidence: Evidence) -> tuple[list[Record], _Counted, bool] | None
     found, complete = _of_cohort(evidence.of(CONTINUATION, WITHHELD), "eight")
     if not found:
         return None
-    counted = {name: each.predictions for name, each in found.items()}, {name: e.facts for name, e in found.items()}
-    return list(found.values()), counted, complete
+    return list(found.values()), apart(found), complete
 
 
 def continue_inside(evidence: Evidence) -> Finding | None:

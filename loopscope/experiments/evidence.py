@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from loopscope.experiments.records import Record, Row, Table
+from loopscope.experiments.records import Record, Row, Table, percent
 from loopscope.experiments.suite import EXPERIMENTS, Selection, selection
-from loopscope.stats import Estimate, mean_sd
+from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.tasks.populations import population
 
 
@@ -177,11 +177,6 @@ def at_most(share: float, bound: float) -> bool:
     return share <= bound + ROUNDING
 
 
-def percent(share: float) -> str:
-    """With one decimal, and never -0.0."""
-    return f"{round(100 * share, 1) + 0.0:.1f}"
-
-
 def listed(shares: Iterable[float]) -> str:
     """Several, in per cent."""
     return ", ".join(map(percent, shares))
@@ -192,10 +187,9 @@ def mean_of(rows: Sequence[Row]) -> Estimate:
 
     NaN, of which no predicate holds, where some backbone has no share because nothing counts in it.
     """
-    values, unit = [row.estimate.value for row in rows], "backbone, mean ± SD"
+    values = [row.estimate.value for row in rows]
     if any(map(math.isnan, values)):
-        return Estimate(math.nan, math.nan, math.nan, len(values), unit, 0)
+        return Spread(math.nan, math.nan, len(values)).estimate("backbone")
     if len(rows) == 1:
         return rows[0].estimate
-    spread = mean_sd(values)
-    return Estimate(spread.mean, spread.mean - spread.sd, spread.mean + spread.sd, spread.n, unit, 0)
+    return mean_sd(values).estimate("backbone")

@@ -19,10 +19,9 @@ from loopscope.experiments.evidence import (
     at_most,
     listed,
     mean_of,
-    percent,
     split,
 )
-from loopscope.experiments.records import Facts, Predictions, Record, Row
+from loopscope.experiments.records import Facts, Predictions, Record, Row, apart, percent
 from loopscope.experiments.suite import (
     COHORTS,
     CROSSING,
@@ -34,7 +33,7 @@ from loopscope.experiments.suite import (
     TRAJECTORIES,
     TWO_CALLS,
 )
-from loopscope.stats import Estimate, mean_sd
+from loopscope.stats import mean_sd
 
 
 def _rows_of(evidence: Evidence, experiment: str, title: str, name: str) -> tuple[list[Record], list[Row]] | None:
@@ -256,8 +255,7 @@ class _Pairs:
 
     @property
     def _answers(self) -> tuple[dict[str, Predictions], dict[str, Facts]]:
-        predictions: dict[str, Predictions] = {name: record.predictions for name, record in self.found.items()}
-        return predictions, {name: record.facts for name, record in self.found.items()}
+        return apart(self.found)
 
     @cached_property
     def accuracy(self) -> dict[str, Row]:
@@ -305,8 +303,7 @@ def matched_two(evidence: Evidence) -> Finding | None:
         return None
     two = found.pairs("two")
     final, stepwise = (mean_sd([getattr(pair, side) for pair in two]).mean for side in ("final", "stepwise"))
-    gap = mean_sd([pair.gap.value for pair in two])
-    estimate = Estimate(gap.mean, gap.mean - gap.sd, gap.mean + gap.sd, gap.n, "pair, mean ± SD", 0)
+    gap = mean_sd([pair.gap.value for pair in two]).estimate("pair")
     higher = sum(pair.gap.value > ROUNDING for pair in two)
     ours = f"{percent(final)} vs {percent(stepwise)}; higher in {higher} of {len(two)} pairs"
-    return Finding(higher == len(two), ours, estimate, two[0].n, found.records)
+    return Finding(higher == len(two), ours, gap, two[0].n, found.records)

@@ -15,7 +15,7 @@ Answers would fill megabytes, so they are counted: every call over all instances
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product, takewhile
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.experiments.composition import COPY, EVERY, INDEPENDENT, PAPER_LONG, SO_FAR, long_strings, program
 from loopscope.experiments.records import Facts, Predictions, Row, Table
-from loopscope.experiments.subject import Subject, Walks, instances
+from loopscope.experiments.subject import Subject, Walks, first_graphs, instances
 from loopscope.maps import AffineMap
 from loopscope.stats import Tally, cluster_bootstrap
 from loopscope.tasks.graph_walk import GraphWalk, walk
@@ -113,12 +113,11 @@ def _hops(string: str) -> Int[Tensor, " calls"]:
 def _first(where: str, depth: int, graphs: int | None, device: torch.device) -> Walks:
     """The instances of a population's first graphs; those with u, ..., f^4(u) distinct count."""
     at = instances(where, depth, device, "five")
-    nodes = at.graphs.shape[1]
-    there = len(at.graphs) // nodes
+    there = len(at.graphs) // at.graphs.shape[1]
     if graphs is not None and not 2 <= graphs <= there:
         near = min(max(graphs, 2), there)
         raise InputError(f"cannot take {graphs} graphs of {where}: 2 to {there} can be taken (nearest: {near})")
-    return Walks(*(getattr(at, part.name)[: (graphs or there) * nodes] for part in fields(at)))
+    return first_graphs(at, graphs)
 
 
 def _maps(subject: Subject, targets: tuple[str, str], kind: str) -> list[dict[str, AffineMap]]:

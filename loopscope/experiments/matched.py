@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError, nearest
-from loopscope.experiments.records import Facts, Predictions, Row, Table
+from loopscope.experiments.records import Facts, Predictions, Row, Table, check_measured
 from loopscope.experiments.subject import Subject, Walks, instances, walks
 from loopscope.program import F, J
 from loopscope.stats import Estimate, Tally, cluster_bootstrap, mean_sd, tally
@@ -65,8 +65,7 @@ def measure(subject: Subject, where: str = WHERE) -> Predictions:
     programs = {ENDPOINT: trained, UNSTEERED: trained | F}
     for name in maps:
         programs |= {name: trained | J(name) | F, name + BEFORE: trained | J(name)}
-    found = subject.run(walks(where, subject).tokens, list(programs.values()), maps=maps)
-    return {where: {name: found[each].predictions[:, 0].to(torch.uint8).cpu() for name, each in programs.items()}}
+    return {where: subject.answers(walks(where, subject).tokens, programs, maps=maps)}
 
 
 # ---- what was measured, put in order ---------------------------------------------------------------------------------
@@ -128,11 +127,7 @@ def _study(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: 
     """InputError without backbones, for one without facts or with another request, and for answers that do not fit."""
     if not found:
         raise InputError("matched supervision needs the predictions of at least one backbone, not of none")
-    for name in found:
-        if name not in facts:
-            raise InputError(f"no facts of {name!r} among {', '.join(facts) or 'none'}{nearest(name, facts)}")
-        if where not in found[name]:
-            raise InputError(f"{name} was not measured on {where!r}{nearest(where, found[name])}")
+    check_measured(found, facts, where)
     depths = sorted({facts[name].depth for name in found})
     if len(depths) > 1:
         raise InputError(f"backbones with requests of {' and '.join(map(str, depths))} steps cannot be compared")
@@ -188,17 +183,11 @@ def _rows(name: str, cases: Sequence[_Case], at: Walks, paper: float | None = No
     n = min(int(counted.sum()) for _, counted in cases)
     if len(counts) == 1:
         return [Row(name, cluster_bootstrap(counts[0], seed=SEED), n, paper)]
-    return [Row(name, _spread([float(each.accuracy().mean()) for each in counts]), n, paper)]
+    return [Row(name, mean_sd([float(each.accuracy().mean()) for each in counts]).estimate("backbone"), n, paper)]
 
 
 def _enough(counts: Tally) -> bool:
     return bool(((counts.eligible > 0).sum(-1) > 1).all())
-
-
-def _spread(values: Sequence[float], unit: str = "backbone") -> Estimate:
-    """The mean of several values, from one sample SD below it to one above."""
-    spread = mean_sd(values)
-    return Estimate(spread.mean, spread.mean - spread.sd, spread.mean + spread.sd, spread.n, f"{unit}, mean ± SD", 0)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -388,7 +377,7 @@ def _gaps(found: Sequence[Pair]) -> Table:
     for target in HOPS:
         same = [pair for pair in found if pair.target == target]
         if len(same) > 1:
-            mean = _spread([pair.gap.value for pair in same], unit="pair")
+            mean = mean_sd([pair.gap.value for pair in same]).estimate("pair")
             rows.append(Row(f"{_called(target)}, mean of {len(same)} pairs", mean, same[0].n))
         rows += [Row(f"{_called(target)}, seed {pair.seed}", pair.gap, pair.n) for pair in same]
     note = "Final-only minus stepwise.  A mean has one sample SD to either side, a pair a 95 % interval over graphs."

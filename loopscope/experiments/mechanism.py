@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import fields
 from itertools import product
 
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from loopscope.address import Address, Site
-from loopscope.errors import InputError
 from loopscope.experiments.records import Row
-from loopscope.experiments.subject import Walks
 from loopscope.program import F, J, Program, Run
 from loopscope.stats import Estimate, cluster_bootstrap, tally
 
@@ -96,17 +93,6 @@ def battery(loops: int = 6, heads: int = 4) -> dict[str, Program]:
 
 
 # ---- counting --------------------------------------------------------------------------------------------------------
-
-
-def first_graphs(at: Walks, graphs: int | None) -> Walks:
-    """All starts of the first graphs (None: of all); InputError for more graphs than there are, or none."""
-    nodes = at.graphs.shape[1]
-    there = len(at.graphs) // nodes
-    if graphs is None:
-        return at
-    if not 1 <= graphs <= there:
-        raise InputError(f"cannot take {graphs} of {there} graphs (nearest: {min(max(graphs, 1), there)})")
-    return Walks(*(getattr(at, part.name)[: graphs * nodes] for part in fields(at)))
 
 
 def rate(

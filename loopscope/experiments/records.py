@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 import loopscope
-from loopscope.errors import InputError
+from loopscope.errors import InputError, nearest
 from loopscope.experiments.subject import Subject
 from loopscope.files import damaged
 from loopscope.stats import Estimate
@@ -34,6 +34,11 @@ VERSION = 1
 Predictions = dict[str, dict[str, Tensor]]
 """By population and name: the node answered by every instance, uint8 [..., instances], all starts of all graphs.
 Those of a raw record are counts or whatever else its experiment makes of answers."""
+
+
+def percent(share: float) -> str:
+    """A share as it is told: per cent with one decimal, and never -0.0."""
+    return f"{round(100 * share, 1) + 0.0:.1f}"
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,23 @@ def load(artefact: Artefact) -> Record:
         for name in files
     }
     return Record(experiment, known, predictions, settings, cost, notes, raw)
+
+
+def apart(records: Mapping[str, Record]) -> tuple[dict[str, Predictions], dict[str, Facts]]:
+    """What was measured and on what, as analyses of several backbones take them."""
+    return (
+        {name: record.predictions for name, record in records.items()},
+        {name: record.facts for name, record in records.items()},
+    )
+
+
+def check_measured(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str) -> None:
+    """InputError for a backbone without facts, or that was not measured on a population."""
+    for name in found:
+        if name not in facts:
+            raise InputError(f"no facts of {name!r} among {', '.join(facts) or 'none'}{nearest(name, facts)}")
+        if where not in found[name]:
+            raise InputError(f"{name} was not measured on {where!r}{nearest(where, found[name])}")
 
 
 def open_results(folder: Path | None = None) -> Store | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from loopscope.artefacts import BACKBONE, MAP, TRAIL, load_backbone, load_fit, load_trail, name_of
@@ -70,6 +70,13 @@ class Subject:
         self.meter.plain_rows += tokens.numel() * len(self.model.layers) * sum(each.calls for each in asked)
         return found
 
+    def answers(
+        self, tokens: Int[Tensor, "n tokens"], programs: Mapping[str, Program], **settings: Any
+    ) -> dict[str, UInt8[Tensor, " n"]]:
+        """The class read out at the end of every program, by its name, on the CPU."""
+        found = self.run(tokens, programs.values(), **settings)
+        return {name: found[each].predictions[:, 0].to(torch.uint8).cpu() for name, each in programs.items()}
+
     def forwards(self, rows: int) -> float:
         """Rows as forward-equivalents: plain runs of the trained calls on one instance."""
         length = GraphWalk(self.model.config.classes).length
@@ -130,3 +137,14 @@ def instances(where: str, depth: int, device: torch.device, rule: Rule | None = 
     tokens = GraphWalk(chosen.nodes).tokens(graphs, starts, depth)
     kept = chosen.mask(rule).to(device)
     return Walks(graphs, starts, tokens, advance(graphs, starts, depth), kept, clusters)
+
+
+def first_graphs(at: Walks, graphs: int | None) -> Walks:
+    """All starts of the first graphs (None: of all); InputError for more graphs than there are, or none."""
+    nodes = at.graphs.shape[1]
+    there = len(at.graphs) // nodes
+    if graphs is None:
+        return at
+    if not 1 <= graphs <= there:
+        raise InputError(f"cannot take {graphs} of {there} graphs (nearest: {min(max(graphs, 1), there)})")
+    return Walks(*(getattr(at, part.name)[: graphs * nodes] for part in fields(at)))

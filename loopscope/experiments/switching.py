@@ -23,9 +23,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from loopscope.experiments.mechanism import ANSWER, LAYER, exchange, extra_call, first_graphs
+from loopscope.experiments.mechanism import ANSWER, LAYER, exchange, extra_call
 from loopscope.experiments.records import Facts, Predictions, Row, Table
-from loopscope.experiments.subject import Subject, Walks, instances, walks
+from loopscope.experiments.subject import Subject, Walks, first_graphs, instances, walks
 from loopscope.experiments.targets import ANSWERS, distribution, share
 from loopscope.program import Program
 
@@ -76,8 +76,7 @@ def measure(
     narrow, wide = programs(subject.loops, subject.model.heads, targets, min(len(subject.maps[t]) for t in targets))
     answers: dict[str, Tensor] = {}
     for asked, instances_of in ((narrow, at), (wide, first_graphs(at, graphs))):
-        found = subject.run(instances_of.tokens, list(asked.values()), maps=maps)
-        answers |= {name: found[each].predictions[:, 0].to(torch.uint8).cpu() for name, each in asked.items()}
+        answers |= subject.answers(instances_of.tokens, asked, maps=maps)
     return {where: answers}
 
 

@@ -44,8 +44,7 @@ def measure(subject: Subject, where: str = WHERE, targets: tuple[str, ...] = ("o
     programs = {UNSTEERED: start | F}
     for name in maps:
         programs |= {name: start | J(name) | F, name + BEFORE: start | J(name)}
-    found = subject.run(walks(where, subject).tokens, list(programs.values()), maps=maps)
-    return {where: {name: found[each].predictions[:, 0].to(torch.uint8).cpu() for name, each in programs.items()}}
+    return {where: subject.answers(walks(where, subject).tokens, programs, maps=maps)}
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loopscope.errors import InputError, nearest
+from loopscope.experiments import records
 from loopscope.experiments.records import Row, Table
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
@@ -130,8 +131,7 @@ class Report:
 
 def percent(share: float) -> str:
     """A share as it is printed everywhere: per cent with one decimal and a proper minus sign."""
-    text = f"{100 * share:.1f}"
-    return ("0.0" if text == "-0.0" else text).replace("-", "\N{MINUS SIGN}")
+    return records.percent(share).replace("-", "\N{MINUS SIGN}")
 
 
 def _check_names(kind: str, names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from loopscope.experiments import crossing, learning, matched, switching, targets
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence, split
-from loopscope.experiments.records import Record, Table
+from loopscope.experiments.records import Record, Table, apart
 from loopscope.experiments.suite import (
     COHORTS,
     CROSSING,
@@ -150,8 +150,7 @@ def matched_section(evidence: Evidence) -> Section | None:
     records = evidence.of(MATCHED)
     if not records:
         return None
-    predictions = {name: record.predictions for name, record in records.items()}
-    facts = {name: record.facts for name, record in records.items()}
+    predictions, facts = apart(records)
     found = matched.tables(predictions, facts, paper=len(records) == len(COHORTS["matched"].backbones))
     pairs = matched.pairs(predictions, facts)
     figures = []
