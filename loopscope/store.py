@@ -20,6 +20,7 @@ import builtins
 import difflib
 import hashlib
 import json
+import lzma
 import os
 import secrets
 import shutil
@@ -68,6 +69,10 @@ from loopscope.manifest import (
 )
 
 
+XZ = ".xz"
+"""The end of the name of a compressed file."""
+
+
 @dataclass(frozen=True)
 class Artefact:
     """A finished artefact.  Every read checks size and SHA-256 and raises `DamagedError` if they do not fit.
@@ -84,9 +89,18 @@ class Artefact:
         return self.manifest.key
 
     def tensors(self, name: str, only: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """The tensors of a `.safetensors` file, on the CPU; `only` selects some and insists that they are there."""
-        check_file_name(name, ".safetensors")
-        tensors = parse_tensors(self.bytes(name), self.folder / name)
+        """The tensors of a `.safetensors` or `.safetensors.xz` file, on the CPU.
+
+        `only` selects some and insists that they are there.
+        """
+        check_file_name(name.removesuffix(XZ), ".safetensors")
+        data = self.bytes(name)
+        if name.endswith(XZ):
+            try:
+                data = lzma.decompress(data)
+            except lzma.LZMAError as error:
+                raise damaged(self.folder / name, "an xz file", first_line(error)) from error
+        tensors = parse_tensors(data, self.folder / name)
         wanted = list(tensors if only is None else only)
         for tensor in wanted:
             if tensor not in tensors:
@@ -131,9 +145,10 @@ class Draft:
     def tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of any device and layout as `.safetensors`; equal tensors give equal bytes.
 
-        Values are stored, not memory: tensors that share storage are written one by one.
+        A name that ends in `.safetensors.xz` compresses them: worth it for answers, not for weights.  Values are stored,
+        not memory: tensors that share storage are written one by one.
         """
-        check_file_name(name, ".safetensors")
+        check_file_name(name.removesuffix(XZ), ".safetensors")
         try:
             if "__metadata__" in tensors:  # safetensors writes it, and then cannot read the file
                 raise ValueError("'__metadata__' cannot be a tensor's name")
@@ -141,7 +156,7 @@ class Draft:
             data = safetensors.torch.save(copies)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
             raise InputError(f"{name}: these tensors do not fit safetensors: {first_line(error)}") from error
-        self.bytes(name, data)
+        self.bytes(name, lzma.compress(data, preset=9) if name.endswith(XZ) else data)
 
     def json(self, name: str, value: object) -> None:
         """Write a JSON value as `.json`.  NaN and infinities are kept, in Python's spelling."""

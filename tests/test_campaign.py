@@ -175,11 +175,11 @@ def test_what_breaks_leaves_nothing_and_is_gone_on_with(store: Store) -> None:
 def test_a_damaged_record_is_told_and_not_used(store: Store) -> None:
     asked = todo(experiment("native", Measuring(trajectories.measure), NATIVE))
     list(carry_out(asked, open_zoo(), store, CPU))
-    path = store.all(RECORD)[0].folder / "tiny-test.safetensors"
+    path = store.all(RECORD)[0].folder / "tiny-test.safetensors.xz"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedError, match=r"tiny-test\.safetensors: expected SHA-256"):
+    with pytest.raises(DamagedError, match=r"tiny-test\.safetensors\.xz: expected SHA-256"):
         list(carry_out(asked, open_zoo(), store, CPU))
 
 

@@ -83,7 +83,7 @@ def test_a_stored_record_comes_back_as_it_was(store: Store) -> None:
     record = record_of(where="tiny-test", graphs=2, more=None, list=[1, "x"])
     made = save(store, record, INPUTS)
     assert (made.manifest.kind, made.manifest.inputs) == (RECORD, INPUTS)
-    assert set(made.manifest.files) == {ABOUT, "tiny-test.safetensors", "rings.safetensors"}
+    assert set(made.manifest.files) == {ABOUT, "tiny-test.safetensors.xz", "rings.safetensors.xz"}
     back = load(store.open(RECORD, made.key))
     assert (back.experiment, back.facts, back.settings, back.cost) == (
         record.experiment, record.facts, record.settings, record.cost
@@ -108,7 +108,7 @@ def test_a_raw_record_keeps_its_tensors_as_they_are(store: Store) -> None:
 
 
 def test_a_byte_holds_two_answers(store: Store) -> None:
-    stored = save(store, record_of(), INPUTS).tensors("rings.safetensors")["native"]
+    stored = save(store, record_of(), INPUTS).tensors("rings.safetensors.xz")["native"]
     assert (stored.shape, stored.dtype) == ((3, 4, 5), torch.uint8)
 
 
@@ -157,7 +157,7 @@ def test_an_artefact_of_another_kind(store: Store, refused: Callable[..., str]) 
     assert refused(InputError, load, draft.artefact) == f"{draft.artefact.folder} is a backbone, not a record"
 
 
-@pytest.mark.parametrize("name", [ABOUT, "rings.safetensors"])
+@pytest.mark.parametrize("name", [ABOUT, "rings.safetensors.xz"])
 def test_a_changed_byte_is_damage(store: Store, name: str, refused: Callable[..., str]) -> None:
     made = save(store, record_of(), INPUTS)
     path = made.folder / name

@@ -317,6 +317,21 @@ def test_a_file_is_written_once_and_with_its_suffix(store: Store) -> None:
         draft.json("late.json", 1)
 
 
+def test_compressed_tensors_come_back_and_damage_is_told(store: Store) -> None:
+    answers = {"a": torch.zeros(4096, dtype=torch.uint8), "b": torch.arange(5)}
+    with store.write("record", {}) as draft:
+        draft.tensors("x.safetensors.xz", answers)
+        draft.bytes("y.safetensors.xz", b"not compressed")
+        with pytest.raises(InputError, match=r"does not end in \.safetensors"):
+            draft.tensors("x.xz", answers)
+    back = draft.artefact.tensors("x.safetensors.xz")
+    assert back.keys() == answers.keys()
+    assert all(torch.equal(back[name], answers[name]) for name in answers)
+    assert draft.manifest.files["x.safetensors.xz"].size < 512
+    with pytest.raises(DamagedError, match=r"y\.safetensors\.xz: expected an xz file"):
+        draft.artefact.tensors("y.safetensors.xz")
+
+
 @pytest.mark.parametrize(
     "tensors",
     [

@@ -4,8 +4,8 @@ An experiment has two halves.  Measuring needs the model and yields predictions,
 intervals, tables, figures, claims) is computed from predictions alone, so a stored record can be judged again at any
 time, by anybody, without weights.
 
-In a store a record is an artefact of kind `record`: `record.json` and one safetensors file per population, two nodes to
-a byte.  Populations are regenerated from their recipes, so a record holds no graphs.  Where single answers would be too
+In a store a record is an artefact of kind `record`: `record.json` and one compressed safetensors file per population, two
+nodes to a byte.  Populations are regenerated from their recipes, so a record holds no graphs.  Where single answers would be too
 many, a record holds counts; these are stored as they are (`raw`).
 """
 
@@ -29,7 +29,8 @@ from loopscope.store import Artefact, Store
 
 RECORD = "record"
 ABOUT = "record.json"
-VERSION = 1
+VERSION = 2
+SUFFIX = ".safetensors.xz"
 
 Predictions = dict[str, dict[str, Tensor]]
 """By population and name: the node answered by every instance, uint8 [..., instances], all starts of all graphs.
@@ -126,7 +127,7 @@ def save(store: Store, record: Record, inputs: Mapping[str, str], device: torch.
         draft.json(ABOUT, about | {"raw": record.raw})
         for where, found in record.predictions.items():
             stored = found if record.raw else {name: pack(nodes) for name, nodes in found.items()}
-            draft.tensors(f"{where}.safetensors", stored)
+            draft.tensors(f"{where}{SUFFIX}", stored)
     return draft.artefact
 
 
@@ -148,10 +149,9 @@ def load(artefact: Artefact) -> Record:
     except TypeError:
         names = ", ".join(each.name for each in fields(Facts))
         raise damaged(artefact.folder / ABOUT, f"the facts {names}", ", ".join(facts) or "none") from None
-    suffix = ".safetensors"
-    files = [name for name in manifest.files if name.endswith(suffix)]
+    files = [name for name in manifest.files if name.endswith(SUFFIX)]
     predictions = {
-        name.removesuffix(suffix): {
+        name.removesuffix(SUFFIX): {
             each: nodes if raw else unpack(nodes) for each, nodes in artefact.tensors(name).items()
         }
         for name in files
