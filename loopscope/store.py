@@ -68,7 +68,6 @@ from loopscope.manifest import (
     read_manifest,
 )
 
-
 XZ = ".xz"
 """The end of the name of a compressed file."""
 
@@ -145,8 +144,8 @@ class Draft:
     def tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of any device and layout as `.safetensors`; equal tensors give equal bytes.
 
-        A name that ends in `.safetensors.xz` compresses them: worth it for answers, not for weights.  Values are stored,
-        not memory: tensors that share storage are written one by one.
+        A name that ends in `.safetensors.xz` compresses them: worth it for answers, not for weights.  Values are
+        stored, not memory: tensors that share storage are written one by one.
         """
         check_file_name(name.removesuffix(XZ), ".safetensors")
         try:

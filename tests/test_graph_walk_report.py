@@ -356,10 +356,10 @@ def test_the_ledger_says_where_numbers_come_from(report: Report) -> None:
 
 def test_the_ledger_says_on_what_it_was_measured(report: Report) -> None:
     found = {row.id: row for row in report.ledger}
-    assert found["target.one"].seeds == "d8l6: 5"
-    assert found["pattern.reroutes"].seeds == "d8l6: 5 8 10"
-    assert found["native.hold"].seeds == "d8l6: 3 5 8 10; d8l8: 0 1"
-    assert found["matched.native"].seeds == "matched-final: 0 1 2 3 4; matched-stepwise: 0 1 2 3 4"
+    assert found["target.one"].seeds == "d8l6-5"
+    assert found["pattern.reroutes"].seeds == "d8l6-5, 8, 10"
+    assert found["native.hold"].seeds == "d8l6-3, 5, 8, 10; d8l8-0, 1"
+    assert found["matched.native"].seeds == "matched-final-0..4; matched-stepwise-0..4"
     assert found["target.one"].scale == found["native.hold"].scale == "paper scale"
     assert found["compose.decay"].scale == f"paper's model, {EIGHT} of 512 graphs"
     assert found["output.transfers"].scale == f"paper's model, {PAIRS_OF_GRAPHS} of 512 graphs"
@@ -384,11 +384,11 @@ def test_a_claim_that_rests_on_nothing_countable_has_no_interval() -> None:
 def test_native_trajectories(report: Report) -> None:
     found = section(report, "trajectories")
     assert found.text[-1].startswith(("Recomputed now: `trajectories` on ", "From `results/`: `trajectories` on "))
-    assert f"{OTHER}: +1 +1 +1 +1 +1" in found.text[-2]
-    assert f"{MAIN}: +2 +1 +2 +1 +1" in found.text[-2]
-    assert "d8l8-1: +2 +2 +2 +0 +0 +0 +0." in found.text[-2]
-    rows = rows_of(found.tables, "Right answers of native loops")
-    assert list(rows)[:2] == [f"{OTHER}, endpoint", f"{OTHER}, retained"]
+    rows = rows_of(found.tables, "Steps and right answers of native loops")
+    walked = f"{OTHER}: +1 +1 +1 +1 +1"
+    assert list(rows)[:2] == [f"{walked}, endpoint", f"{walked}, retained"]
+    assert f"{MAIN}: +2 +1 +2 +1 +1, endpoint" in rows
+    assert "d8l8-1: +2 +2 +2 +0 +0 +0 +0, endpoint" in rows
     assert {(row.estimate.value, row.n) for row in rows.values()} == {(1.0, 5120)}
     assert f"{MAIN} (trained for 6 loops): positions read most often at loops 0, 1, …: 0 1 3 4 6 7 8 8" in described(
         report, "native-d8l6"
@@ -464,13 +464,31 @@ def test_mechanism(report: Report) -> None:
 
 def test_matched(report: Report) -> None:
     found = section(report, "matched")
-    assert "Measured: seeds 0, 1, 2, 3, 4; 10 of 10 backbones." in found.text[0]
+    assert "Measured: 10 of 10 backbones." in found.text[0]
     rows = rows_of(found.tables, "Matched supervision: target accuracy after one more call, by supervision")
     n = rows["matched-final, J_one: one"].n
     assert rows["matched-final, J_one: one"].estimate.value == pytest.approx(1000 / n)
     assert rows["matched-final, J_one: one"].paper == 0.665
     assert rows["matched-stepwise, J_two: two"].estimate.value == pytest.approx(100 / n)
     assert f"J_two, final-only and stepwise: {80000 / n:.1f} {10000 / n:.1f}; " in described(report, "matched")
+
+
+def test_longer_fits_of_matched_maps_are_shown() -> None:
+    """Twice as many updates of one map, and 500 more right: its curve has a panel, its gain a table of its own."""
+    at, short = instances("matched-test", 8, CPU, "three"), matched(FINAL[0])
+    more = dict.fromkeys(("one-long-1", "one-long-1 before F"), right_on(1500, 1, at).to(torch.uint8))
+    found = {"matched-test": short.predictions["matched-test"] | more}
+    curves = [
+        {"backbone": FINAL[0], "target": target, "fit": 1, "updates": [5, last], "scores": [0.1, 0.5], "kept": last}
+        for target, last in (("one", 10), ("one-long", 20))
+    ]
+    fits = {**short.facts.fits, "one-long": 1}
+    longer = replace(short, facts=replace(short.facts, fits=fits), predictions=found, notes={"curves": curves})
+    part = section(made_of(longer), "matched")
+    assert "Some were fitted once more" in part.text[1]
+    row = rows_of(part.tables, "Matched supervision: what a longer fit adds")[f"{FINAL[0]}, J_one-long - J_one"]
+    assert row.estimate.value == pytest.approx(500 / row.n)
+    assert "J_one, longer, final-0: 10.0 at 5 to 50.0 at 20" in part.figures[-1].description
 
 
 # ---- parts of the evidence -------------------------------------------------------------------------------------------
@@ -493,7 +511,7 @@ def test_only_final_backbones_of_the_matched_ones() -> None:
     report = made_of(*map(matched, FINAL[:2]))
     (found,) = report.sections
     assert (found.anchor, found.figures) == ("matched", [])
-    assert "Measured: seeds 0, 1; 2 of 10 backbones." in found.text[0]
+    assert "Measured: 2 of 10 backbones." in found.text[0]
     rows = rows_of(found.tables, "Matched supervision: target accuracy after one more call, by supervision")
     assert {row.paper for row in rows.values()} == {None}
     assert {row.verdict for row in report.ledger} == {NOT_RUN}

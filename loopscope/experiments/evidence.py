@@ -95,7 +95,7 @@ class Evidence:
 
 
 def _backbones(records: Iterable[Record], experiment: str) -> str:
-    return ", ".join(dict.fromkeys(record.facts.name for record in records if record.experiment == experiment))
+    return in_short(record.facts.name for record in records if record.experiment == experiment)
 
 
 def _subject_of(record: Record) -> tuple[str, ...]:
@@ -110,6 +110,24 @@ def split(name: str) -> tuple[str, int]:
     """Recipe and seed of a backbone's name."""
     recipe, _, seed = name.rpartition("-")
     return recipe, int(seed) if seed.isdigit() else 0
+
+
+def in_short(names: Iterable[str]) -> str:
+    """Backbones by recipe, neighbouring seeds as a range: d8l6-3, d8l6-4, d8l6-5, d8l8-0 -> d8l6-3..5, d8l8-0."""
+    seeds: dict[str, set[int]] = {}
+    for recipe, seed in map(split, names):
+        seeds.setdefault(recipe, set()).add(seed)
+    said = []
+    for recipe, found in seeds.items():
+        runs: list[list[int]] = []
+        for seed in sorted(found):
+            if runs and seed == runs[-1][-1] + 1:
+                runs[-1].append(seed)
+            else:
+                runs.append([seed])
+        told = (f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+        said.append(f"{recipe}-{', '.join(told)}")
+    return "; ".join(said)
 
 
 @dataclass(frozen=True)

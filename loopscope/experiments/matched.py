@@ -33,6 +33,7 @@ HOPS = {"stay": 0, "one": 1, "two": 2, "one-long": 1, "two-long": 2}
 """Steps from u that each target asks for; a `long` map is fitted to the same target with more updates."""
 
 ANSWERS = ("stay", "one", "two", "other")
+LONGER = "Matched supervision: what a longer fit adds"
 ENDPOINT, UNSTEERED, BEFORE, LONG = "endpoint", "unsteered", " before F", "-long"
 
 SEED = 2026092614
@@ -327,7 +328,7 @@ def _longer(study: _Study) -> Table:
                 gain = _difference(study.right(each, target), study.right(each, short), study.at)
                 name = f"{each.name}, {_called(target)} - {_called(short)}"
                 rows.append(Row(name, gain, int(study.at.kept.sum())))
-    return Table("Matched supervision: what a longer fit adds", rows, "Paired differences, 95 % intervals over graphs.")
+    return Table(LONGER, rows, "Paired differences, 95 % intervals over graphs.")
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
@@ -367,7 +368,7 @@ def _pairs(study: _Study) -> list[Pair]:
     return outcome
 
 
-def _difference(a: Bool[Tensor, "fits n"], b: Bool[Tensor, "fits n"], at: Walks) -> Estimate:
+def _difference(a: Bool[Tensor, "fits n"], b: Bool[Tensor, "others n"], at: Walks) -> Estimate:
     counts = (tally(np.asarray(hits), at.clusters, np.asarray(at.kept)) for hits in (a, b))
     return cluster_bootstrap(*counts, seed=SEED)
 

@@ -4,9 +4,9 @@ An experiment has two halves.  Measuring needs the model and yields predictions,
 intervals, tables, figures, claims) is computed from predictions alone, so a stored record can be judged again at any
 time, by anybody, without weights.
 
-In a store a record is an artefact of kind `record`: `record.json` and one compressed safetensors file per population, two
-nodes to a byte.  Populations are regenerated from their recipes, so a record holds no graphs.  Where single answers would be too
-many, a record holds counts; these are stored as they are (`raw`).
+In a store a record is an artefact of kind `record`: `record.json` and one compressed safetensors file per population,
+two nodes to a byte.  Populations are regenerated from their recipes, so a record holds no graphs.  Where single answers
+would be too many, a record holds counts; these are stored as they are (`raw`).
 """
 
 from __future__ import annotations

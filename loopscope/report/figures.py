@@ -268,20 +268,22 @@ def curves(
     shown = list(dict.fromkeys(series for panel in panels.values() for series in panel))
 
     def plot(width: int) -> Canvas:
-        columns = len(panels) if width == WIDE else 1
+        columns = min(len(panels), 2) if width == WIDE else 1
         lines = -(-len(panels) // columns)
         drawn = canvas(width, 40 + 230 * lines)
-        grid = drawn.subplots(lines, columns, sharey=True, sharex=True, squeeze=False).flatten()
-        for axes, (label, panel) in zip(grid, panels.items(), strict=True):
+        grid = drawn.subplots(lines, columns, sharey=True, sharex="row", squeeze=False).flatten()
+        for unused in grid[len(panels) :]:
+            unused.set_visible(False)
+        for axes, (label, panel) in zip(grid, panels.items(), strict=False):
             for series, points in panel.items():
                 index = shown.index(series)
                 axes.plot(*zip(*points, strict=True), color=SERIES[index % len(SERIES)], linewidth=1.6, label=series,
                           linestyle="-" if index < len(SERIES) else (0, (3, 2)))  # fmt: skip
             axes.set_title(heading(label, width, columns))
             percent_axis(axes, horizontal=False)
-            axes.set_xlabel(x)
-            axes.label_outer()
-        grid[0].set_ylabel("right, %")
+            axes.set_xlabel(x if axes in grid[len(panels) - columns : len(panels)] else "")
+        for axes in grid[::columns]:
+            axes.set_ylabel("right, %")
         handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
         drawn.legend(handles.values(), handles, loc="outside upper left", ncols=5 if width == WIDE else 2)
         return drawn

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from loopscope.experiments.claims import Verdict
-from loopscope.experiments.evidence import Evidence, split
+from loopscope.experiments.evidence import Evidence, in_short
 from loopscope.experiments.suite import (
     CHAINS,
     COHORTS,
@@ -75,18 +75,9 @@ def _ledger_row(verdict: Verdict) -> LedgerRow:
         origin = NOW if not verdict.stored else STORED if not verdict.fresh else BOTH
     return LedgerRow(
         claim.id, claim.where, f"{claim.text} (holds if {claim.holds_if})", claim.paper, verdict.verdict, verdict.ours,
-        interval, verdict.n, _names(verdict.backbones), verdict.scale, origin,
+        interval, verdict.n, in_short(verdict.backbones), verdict.scale, origin,
         verdict.command,
     )  # fmt: skip
-
-
-def _names(backbones: Iterable[str]) -> str:
-    """d8l6-3, d8l6-4, d8l8-0 -> d8l6: 3 4; d8l8: 0."""
-    found: dict[str, list[int]] = {}
-    for name in backbones:
-        recipe, seed = split(name)
-        found.setdefault(recipe, []).append(seed)
-    return "; ".join(f"{recipe}: {' '.join(map(str, sorted(seeds)))}" for recipe, seeds in found.items())
 
 
 def _costs(evidence: Evidence) -> list[Cost]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from loopscope.experiments import crossing, learning, matched, switching, targets
 from loopscope.experiments.claims import decided_by
-from loopscope.experiments.evidence import Evidence, split
+from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.records import Record, Table, apart
 from loopscope.experiments.suite import (
     COHORTS,
@@ -167,29 +167,36 @@ def matched_section(evidence: Evidence) -> Section | None:
         )  # fmt: skip
     if (learned := _learned(records)) is not None:
         figures.append(learned)
-    seeds = sorted({split(name)[1] for name in records})
     text = [
         "Backbones of a pair share their start and every batch and differ in their loss alone: after loop 8, or after "
-        f"every loop. Measured: seeds {', '.join(map(str, seeds))}; {len(records)} of "
-        f"{len(COHORTS['matched'].backbones)} backbones."
+        f"every loop. Measured: {len(records)} of {len(COHORTS['matched'].backbones)} backbones."
     ]
+    longer = [table for table in found if table.title == matched.LONGER and table.rows]
+    if longer:
+        text.append(
+            "The protocol fits every map with 8,000 updates, and where the loss is final-only maps are still learning "
+            "then. Some were fitted once more with 32,000."
+        )
+    rest = [table for table in found[1:] if table.title != matched.LONGER]
     return Section(
-        MATCHED, "Matched supervision", EXPERIMENTS[MATCHED].question, text, figures, found[:1], decided_by(MATCHED),
-        found[1:],
+        MATCHED, "Matched supervision", EXPERIMENTS[MATCHED].question, text, figures, [*found[:1], *longer],
+        decided_by(MATCHED), rest,
     )  # fmt: skip
 
 
 def _learned(records: Mapping[str, Record]) -> Figure | None:
     """How the maps learned, mean of the fits; None where no record says."""
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {"J_one": {}, "J_two": {}}
+    titles = {"one": "J_one", "two": "J_two", "one-long": "J_one, longer", "two-long": "J_two, longer"}
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for name, record in records.items():
         fits = learning.noted(record.notes)
-        for panel in panels:
-            mine = [fit for fit in fits if f"J_{fit.target}" == panel]
+        for target, panel in titles.items():
+            mine = [fit for fit in fits if fit.target == target]
             if mine:
                 shares = [sum(scores) / len(mine) for scores in zip(*(fit.scores for fit in mine), strict=True)]
-                panels[panel][name.removeprefix("matched-")] = list(zip(mine[0].updates, shares, strict=True))
-    if not all(panels.values()):
+                points = list(zip(mine[0].updates, shares, strict=True))
+                panels.setdefault(panel, {})[name.removeprefix("matched-")] = points
+    if not panels:
         return None
     caption = "Accuracy on the selection graphs, mean of the fits. Where curves still rise, the budget decides."
     return curves("matched-curves", "How the maps learned", caption, panels, "updates")

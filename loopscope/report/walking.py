@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from loopscope.experiments import composition, targets, trajectories
@@ -39,19 +39,21 @@ def trajectories_section(evidence: Evidence) -> Section | None:
         )
         figures.append(heat_maps(f"native-{recipe}", f"Native walks of {recipe.upper()} backbones", caption, walks))
     lines = {
-        name: {row.name.partition(",")[0]: row for row in evidence.tables(record)[0].rows}
+        f"{name}: {_steps(record)}": {row.name.partition(",")[0]: row for row in evidence.tables(record)[0].rows}
         for name, record in records.items()
     }
-    note = "All 512 rings and ten starts; graphs are resampled. Retained: the answer is still right after 16 loops."
-    tables = [Grid("Right answers of native loops", ("endpoint", "retained"), lines, note)]
+    note = (
+        "All 512 rings and ten starts; graphs are resampled. Beside each name: increments of the most-read position to "
+        "loops 2, 3, ... up to the budget (- at a tie). Retained: the answer is still right after 16 loops."
+    )
+    tables = [Grid("Steps and right answers of native loops", ("endpoint", "retained"), lines, note)]
     more: list[Table] = []
     if (main := evidence.main(TRAJECTORIES)) is not None:
         figures.append(_labels(main))
         more = [table.under(main.facts.name) for table in evidence.tables(main)[1:]]
     text = [
         "Every loop's state at ANSWER is read with the model's own readout. On a ring a node is a position on the "
-        "path, so the readouts show a walk. No map, no patch.",
-        _walks_in_words(records),
+        "path, so the readouts show a walk. No map, no patch."
     ]
     return Section(
         TRAJECTORIES, "Native trajectories", EXPERIMENTS[TRAJECTORIES].question, text, figures, tables,
@@ -65,13 +67,9 @@ def _walk(name: str, record: Record) -> Walk:
     return Walk(name, shares.numpy(), record.facts.loops, trajectories.modes(shares))
 
 
-def _walks_in_words(records: Mapping[str, Record]) -> str:
-    said = []
-    for name, record in records.items():
-        walk = trajectories.walk_of(record.predictions, record.facts)
-        steps = " ".join("-" if step is None else f"+{step}" for step in walk.increments[1 : walk.loops])
-        said.append(f"{name}: {steps}")
-    return f"Increments of the most-read position to loops 2, 3, ... (- after a tie): {'; '.join(said)}."
+def _steps(record: Record) -> str:
+    walk = trajectories.walk_of(record.predictions, record.facts)
+    return " ".join("-" if step is None else f"+{step}" for step in walk.increments[1 : walk.loops])
 
 
 def _labels(record: Record) -> Figure:
