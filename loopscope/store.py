@@ -93,13 +93,7 @@ class Artefact:
         `only` selects some and insists that they are there.
         """
         check_file_name(name.removesuffix(XZ), ".safetensors")
-        data = self.bytes(name)
-        if name.endswith(XZ):
-            try:
-                data = lzma.decompress(data)
-            except lzma.LZMAError as error:
-                raise damaged(self.folder / name, "an xz file", first_line(error)) from error
-        tensors = parse_tensors(data, self.folder / name)
+        tensors = parse_tensors(self._opened(name), self.folder / name)
         wanted = list(tensors if only is None else only)
         for tensor in wanted:
             if tensor not in tensors:
@@ -107,9 +101,9 @@ class Artefact:
         return {tensor: tensors[tensor] for tensor in wanted}
 
     def json(self, name: str) -> Any:
-        """The value in a `.json` file."""
-        check_file_name(name, ".json")
-        data = self.bytes(name)
+        """The value in a `.json` or `.json.xz` file."""
+        check_file_name(name.removesuffix(XZ), ".json")
+        data = self._opened(name)
         try:
             return json.loads(data)
         except (RecursionError, ValueError) as error:
@@ -125,6 +119,16 @@ class Artefact:
         if (found := hashlib.sha256(data).hexdigest()) != record.sha256:
             raise damaged(path, f"SHA-256 {record.sha256}", found)
         return data
+
+    def _opened(self, name: str) -> builtins.bytes:
+        """The content of a file, decompressed if its name says that it is compressed."""
+        data = self.bytes(name)
+        if not name.endswith(XZ):
+            return data
+        try:
+            return lzma.decompress(data)
+        except lzma.LZMAError as error:
+            raise damaged(self.folder / name, "an xz file", first_line(error)) from error
 
     def verify(self) -> None:
         """Read every file; `DamagedError` for the first that is not what the manifest promises."""
@@ -155,12 +159,15 @@ class Draft:
             data = safetensors.torch.save(copies)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
             raise InputError(f"{name}: these tensors do not fit safetensors: {first_line(error)}") from error
-        self.bytes(name, lzma.compress(data, preset=9) if name.endswith(XZ) else data)
+        self._squeezed(name, data)
 
     def json(self, name: str, value: object) -> None:
-        """Write a JSON value as `.json`.  NaN and infinities are kept, in Python's spelling."""
-        check_file_name(name, ".json")
-        self.bytes(name, canonical(value, name, finite=False) + b"\n")
+        """Write a JSON value as `.json` or, compressed, `.json.xz`.  NaN and infinities stay, in Python's spelling."""
+        check_file_name(name.removesuffix(XZ), ".json")
+        self._squeezed(name, canonical(value, name, finite=False) + b"\n")
+
+    def _squeezed(self, name: str, data: builtins.bytes) -> None:
+        self.bytes(name, lzma.compress(data, preset=9) if name.endswith(XZ) else data)
 
     def bytes(self, name: str, data: builtins.bytes) -> None:
         """Write any file.  `name` is a plain file name: no folders, not `manifest.json`, not written before."""

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, name_of
+from loopscope.artefacts import BACKBONE, MAP, RESULT, name_of
 from loopscope.errors import DamagedError, InputError
 from loopscope.experiments import campaign, suite, targets, trajectories
 from loopscope.experiments.campaign import Step, carry_out, export, from_nothing, steps
+from loopscope.experiments.histories import histories
 from loopscope.experiments.records import RECORD, Predictions, Record, load, records
 from loopscope.experiments.subject import Subject
 from loopscope.experiments.suite import COHORTS, EXPERIMENTS, TRAJECTORIES, Cohort, Experiment, Role, Selection
@@ -196,12 +197,21 @@ def test_records_are_exported_as_they_are(store: Store, tmp_path: Path) -> None:
         export(store, results)
     asked = todo(experiment("native", trajectories.measure, NATIVE, NATIVE | {"layered": 0}))
     list(carry_out(asked, open_zoo(), store, CPU))
-    with store.write(BACKBONE, {"recipe": {"name": "toy"}, "seed": 0}):
+    with store.write(BACKBONE, {"recipe": {"name": "elsewhere"}, "seed": 0}):
         pass
+    noted = {"history": [{"loss": 0.5, "update": 100}]}
+    with store.write(BACKBONE, {"recipe": {"name": "toy"}, "seed": 3}) as backbone:
+        backbone.json(RESULT, noted)
+    with store.write(MAP, {"recipe": {"name": "one"}, "fit": 2}, {BACKBONE: backbone.artefact.key}) as fit:
+        fit.json(RESULT, noted)
     for _ in range(2):  # a second time changes nothing
         assert export(store, results) == 2
         assert [each.manifest for each in results.all(RECORD)] == [each.manifest for each in store.all(RECORD)]
         assert results.all(BACKBONE) == ()
+        assert [(each.name, each.kind, each.key, each.result) for each in histories(results)] == [
+            ("toy-3", BACKBONE, backbone.artefact.key, noted), ("one-2@toy-3", MAP, fit.artefact.key, noted),
+        ]  # fmt: skip
+        assert histories(results)[0].manifest["config"] == {"recipe": {"name": "toy"}, "seed": 3}
     for here, there in zip(store.all(RECORD), results.all(RECORD), strict=True):
         assert same(load(here).predictions, load(there).predictions)
 

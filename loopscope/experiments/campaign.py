@@ -15,6 +15,7 @@ import torch
 
 from loopscope.artefacts import BACKBONE, name_of
 from loopscope.errors import InputError
+from loopscope.experiments.histories import keep
 from loopscope.experiments.records import RECORD, Facts, Record, config_of, load, save
 from loopscope.experiments.subject import Meter, Subject, load_subject
 from loopscope.experiments.suite import (
@@ -150,10 +151,11 @@ def _select(cohort: Cohort, store: Store, device: torch.device, tell: Tell) -> t
 
 
 def export(records: Store, results: Store) -> int:
-    """Copy all records of a store to another; how many there are."""
+    """Copy all records of a store to another, and the histories of its weights; how many records there are."""
     there = records.all(RECORD)
     if not there:
         raise InputError(f"{records.root} has no records to export")
     for artefact in there:
         results.adopt(artefact)
+    keep(records, results)
     return len(there)
