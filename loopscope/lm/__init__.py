@@ -1,0 +1,1 @@
+"""Looped language models: released checkpoints as models that can be run, read, steered and patched."""

@@ -1,0 +1,179 @@
+"""Released checkpoints: a folder with `config.json` and safetensors, loaded as it is.
+
+    model = load("Ouro-2.6B", device="cuda", dtype=torch.bfloat16)
+
+The weights are `model.safetensors`, or the shards that `model.safetensors.index.json` lists.  Nothing in the folder is
+executed and no pickle is opened.  Names and shapes are compared with the config before the first weight is read.
+
+A folder that is whole but not what was asked for (another architecture, no weights, weights that disagree with the
+config) is an InputError; a file that cannot be read, or is not what the index says, a DamagedError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from loopscope.errors import InputError, nearest
+from loopscope.files import damaged, first_line, read, reporting
+from loopscope.lm.ouro import Ouro, OuroConfig
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+ARCHITECTURES: dict[str, Callable[[Mapping[str, Any]], Ouro]] = {"ouro": lambda c: Ouro(OuroConfig.from_dict(c))}
+"""What builds the model of a config, by the config's `model_type`."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor is, and its shape according to that file."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+
+def load(folder: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Ouro:
+    """The model in a released folder, on this device, in this dtype (default: that of the files), in eval mode.
+
+    Raises InputError or DamagedError as the module says; the message names the file or key, what was expected and
+    what was found.
+    """
+    folder = Path(folder)
+    model = build(read_config(folder), folder / CONFIG)
+    stored = find_tensors(folder)
+    _compare(folder, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, stored)
+    tensors: dict[str, Tensor] = {}
+    for file in dict.fromkeys(place.file for place in stored.values()):
+        with _opened(file) as content:
+            for name in content.keys():  # noqa: SIM118  (an open file is no dict)
+                # A copy: what safetensors gives is the file itself, mapped into memory.
+                tensor = _checked(file, name, content.get_tensor(name))
+                tensors[name] = tensor.to(device=device, dtype=dtype or tensor.dtype, copy=True)
+    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    if len(kinds) > 1:
+        raise InputError(f"{folder} holds weights of several types, {' and '.join(kinds)}; choose one with dtype")
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The settings in a folder's `config.json`.  InputError without one, DamagedError if it is no JSON object."""
+    file = Path(folder) / CONFIG
+    if not file.is_file():
+        missing = f"it has no {CONFIG}" if file.parent.is_dir() else "there is no such folder"
+        raise InputError(f"{folder} is no checkpoint: {missing}")
+    return _json(file)
+
+
+def build(config: Mapping[str, Any], name: str | Path = CONFIG) -> Ouro:
+    """The model that a config describes, on the meta device: names and shapes, no memory.
+
+    InputError for an unknown architecture or a setting that does not fit; `name` is the file named in it.
+    """
+    kind = str(config.get("model_type"))
+    if kind not in ARCHITECTURES:
+        there = ", ".join(ARCHITECTURES)
+        raise InputError(f"{name}: model_type {kind!r} is unknown; there are: {there}{nearest(kind, ARCHITECTURES)}")
+    try:
+        with torch.device("meta"):
+            return ARCHITECTURES[kind](config)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def find_tensors(folder: Path) -> dict[str, Stored]:
+    """File and shape of every tensor in a folder, by the tensor's name; only headers are read.
+
+    InputError if there are no safetensors, DamagedError for a file that is not safetensors and an index that lists
+    what is not there.
+    """
+    if (folder / SINGLE).is_file():
+        return _header(folder / SINGLE)
+    index = folder / INDEX
+    if not index.is_file():
+        pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+        if pickles:
+            raise InputError(f"{folder} has only pickled weights, {pickles[0]}, which are never opened; needs {SINGLE}")
+        raise InputError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
+    listed = _json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise damaged(index, "a weight_map", repr(listed)[:60])
+    shards: dict[str, set[str]] = {}
+    for name, shard in listed.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise damaged(index, "names of files beside it", repr(shard)[:60])
+        shards.setdefault(shard, set()).add(name)
+    stored: dict[str, Stored] = {}
+    for shard, names in shards.items():
+        found = _header(folder / shard)
+        if missing := names - set(found):
+            raise damaged(folder / shard, f"{min(missing)}, which {INDEX} places there", "no such tensor")
+        if extra := set(found) - names:
+            raise damaged(folder / shard, f"what {INDEX} places there", f"{min(extra)} as well")
+        stored |= found
+    return stored
+
+
+def _compare(folder: Path, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
+    """InputError unless the folder has exactly the model's tensors, in its shapes."""
+    missing, extra = [n for n in shapes if n not in stored], [n for n in stored if n not in shapes]
+    counts = f"expected {len(shapes)} tensors, found {len(stored)}"
+    if missing:
+        raise InputError(f"{folder} lacks {missing[0]}: {counts}, {len(missing)} of the expected missing")
+    if extra:
+        close = nearest(extra[0], shapes)
+        raise InputError(f"{folder} has {extra[0]}, which the model has not: {counts}, {len(extra)} unknown{close}")
+    for name, shape in shapes.items():
+        if stored[name].shape != shape:
+            found = list(stored[name].shape)
+            raise InputError(f"{stored[name].file}: {name} has shape {found}, but {CONFIG} says {list(shape)}")
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    """The tensors that a safetensors file names; one named twice, which safetensors lets pass, is refused."""
+    with _opened(file) as content:
+        stored = {name: Stored(file, tuple(content.get_slice(name).get_shape())) for name in content.keys()}  # noqa: SIM118
+    with reporting("read", file), file.open("rb") as raw:
+        header = raw.read(int.from_bytes(raw.read(8), "little"))
+    counts: Counter[str] = Counter()
+    json.loads(header, object_pairs_hook=lambda pairs: counts.update(name for name, _ in pairs if name in stored))
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise damaged(file, "every tensor once", f"{twice[0]} twice")
+    return stored
+
+
+def _opened(file: Path) -> Any:
+    """An open safetensors file, as a context."""
+    try:
+        return safe_open(file, "pt")
+    except FileNotFoundError:
+        raise damaged(file, "a safetensors file", "none") from None
+    except (OSError, SafetensorError) as error:
+        raise damaged(file, "a safetensors file", first_line(error)) from None
+
+
+def _checked(file: Path, name: str, tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        raise InputError(f"{file}: {name} is of type {str(tensor.dtype).removeprefix('torch.')}, not floating point")
+    if not torch.isfinite(tensor).all():
+        raise damaged(file, f"finite numbers in {name}", "NaN or infinity")
+    return tensor
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read(file))
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, "JSON", first_line(error)) from None
+    if not isinstance(content, dict):
+        raise damaged(file, "a JSON object", repr(content)[:60])
+    return content

@@ -1,0 +1,168 @@
+"""One pass of tokens through a program, as language models need it: left padding, a cache, gradients.
+
+`execute.run` wants inputs of one length and knows no padding; it is for patches, sweeps and readouts.  The pass here
+makes no patches, but takes a mask over left-padded rows, starts behind rows that a cache holds, uses fused attention
+and lets gradients through.  On the same unpadded tokens both agree up to float rounding.
+
+A padded row is seen by itself alone: no real row looks at it, and its own values stay finite but mean nothing.
+Positions count real rows only, so padding an example does not move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as nnf
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from loopscope.errors import InputError, nearest
+from loopscope.model import causal
+from loopscope.program import Call, Program
+from loopscope.protocol import LoopedModel, TokenMap
+
+
+@runtime_checkable
+class LanguageModel(LoopedModel, Protocol):
+    """A looped model that can also be padded and decoded.
+
+    Two promises beyond `LoopedModel`: `embed` does not look at where a token stands, and the layers' `project` takes
+    `rows` [R] for all examples or [B, R] for each.
+    """
+
+    @property
+    def loops(self) -> int:
+        """Calls of F in training; any number may be run."""
+        ...
+
+    @property
+    def positions(self) -> int:
+        """The longest input, in tokens."""
+        ...
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        ...
+
+
+class Cache:
+    """Keys and values of the rows so far, one slot for every (loop, layer), each with space for `room` rows.
+
+    The layers of F are used again in every loop, but on other states: a slot per layer would mix the loops.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room, self.length = room, 0
+        self._slots: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def __len__(self) -> int:
+        """How many slots are in use."""
+        return len(self._slots)
+
+    def extend(
+        self, loop: int, layer: int, k: Float[Tensor, "B H R k"], v: Float[Tensor, "B H R k"]
+    ) -> tuple[Float[Tensor, "B H S k"], Float[Tensor, "B H S k"]]:
+        """Put the keys and values of the next rows into a slot; all S rows of that slot so far, as views."""
+        if (loop, layer) not in self._slots:
+            shape = (*k.shape[:2], self.room, k.shape[3])
+            self._slots[loop, layer] = (k.new_zeros(shape), v.new_zeros(shape))
+        keys, values = self._slots[loop, layer]
+        end = self.length + k.shape[2]
+        keys[:, :, self.length : end], values[:, :, self.length : end] = k, v
+        return keys[:, :, :end], values[:, :, :end]
+
+    def advance(self, rows: int) -> None:
+        """Every slot now holds `rows` rows more."""
+        self.length += rows
+
+
+def states(
+    model: LanguageModel,
+    tokens: Int[Tensor, "B R"],
+    program: Program,
+    *,
+    maps: Mapping[str, TokenMap] | None = None,
+    mask: Bool[Tensor, "B S"] | None = None,
+    cache: Cache | None = None,
+) -> dict[str, Float[Tensor, "B R d"]]:
+    """The state at every point of a program without patches ("h0", "h1", "h1 J:one", ...).
+
+    `mask` is False at left padding.  With a cache, `tokens` follow the rows in it, their keys and values are added, and
+    `mask` covers all S = cached + R rows; without one, S = R.  Raises InputError for a program that has patches or
+    starts from a state, a map that was not given, a mask that is no left padding, and more rows than positions.
+    """
+    maps = maps or {}
+    before = 0 if cache is None else cache.length
+    total = before + tokens.shape[1]
+    _check(model, program, maps, total)
+    if mask is not None:
+        check_mask(mask, len(tokens), total)
+    h = model.embed(tokens)
+    rows = torch.arange(before, total, device=h.device)
+    positions, visible = rows, None
+    if mask is not None:
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, before:]
+        keys = torch.arange(total, device=h.device)
+        visible = (causal(rows, keys) & mask[:, None, None]) | (keys == rows[:, None])
+    elif before and len(rows) > 1:
+        visible = causal(rows, torch.arange(total, device=h.device))
+
+    found = {program.points[0]: h}
+    for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
+        if isinstance(step, Call):
+            loop = program.loop_of(index)
+            for number, layer in enumerate(model.layers, start=1):
+                q, k, v = layer.project(h, positions, "qkv")
+                if cache is not None:
+                    k, v = cache.extend(loop, number, k, v)
+                alone = visible is None and before == 0
+                z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=alone, scale=layer.scale)
+                h = h + layer.attn_out(z)
+                h = h + layer.mlp_out(h)
+            h = model.close(h)
+        else:
+            h = maps[step.name](h)
+        found[point] = h
+    if cache is not None:
+        cache.advance(tokens.shape[1])
+    return found
+
+
+def check_tokens(tokens: Tensor, vocabulary: int, positions: int) -> None:
+    """InputError unless tokens are whole numbers [B, T] of the vocabulary, and not more than there are positions."""
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise InputError(f"tokens must be whole numbers [batch, tokens], not {tokens.dtype} {list(tokens.shape)}")
+    low, high = (int(v) for v in torch.aminmax(tokens)) if tokens.numel() else (0, 0)
+    if low < 0 or high >= vocabulary:
+        asked, near = (low, 0) if low < 0 else (high, vocabulary - 1)
+        raise InputError(f"token {asked} is outside 0..{vocabulary - 1} (nearest: {near})")
+    check_length(tokens.shape[1], positions)
+
+
+def check_length(length: int, positions: int) -> None:
+    """InputError for more tokens than positions."""
+    if length > positions:
+        raise InputError(f"{length} tokens given, but the model has {positions} positions")
+
+
+def check_mask(mask: Bool[Tensor, "B S"], examples: int, length: int) -> None:
+    """InputError unless the mask is [examples, length], True at the end of every example and False only before."""
+    if mask.shape != (examples, length):
+        raise InputError(f"the mask has shape {list(mask.shape)}, but the tokens {[examples, length]}")
+    if not bool(mask[:, -1].all()) or bool((mask[:, :-1] & ~mask[:, 1:]).any()):
+        raise InputError("the mask is no left padding: each example must be padded at its start only")
+
+
+def _check(model: LanguageModel, program: Program, maps: Mapping[str, TokenMap], total: int) -> None:
+    if program.start is not None:
+        raise InputError(f"'{program}' starts from a given state; a pass over tokens starts from tokens")
+    if program != program.skeleton:
+        raise InputError(f"'{program}' has patches; a plain pass makes none (nearest: {program.skeleton})")
+    for step in program.steps:
+        if not isinstance(step, Call) and step.name not in maps:
+            there = ", ".join(maps) or "none"
+            raise InputError(f"no map named {step.name!r} was given; there are: {there}{nearest(step.name, maps)}")
+    check_length(total, model.positions)
