@@ -1,0 +1,211 @@
+"""Looped Qwen3 and looped Llama: a pretrained stack, applied again and again.
+
+    stack = LoopedStack(transformers.Qwen3ForCausalLM.from_pretrained(folder), loops=4)
+    run(stack, tokens, ["F4", "F4 J:one F"], maps={"one": J_one})
+
+What is mapped.  F is the whole stack of decoder layers of transformers' own `Qwen3ForCausalLM` or `LlamaForCausalLM`,
+every layer from first to last.  The projections, norms and MLPs are transformers' modules, with their own weights and
+key names; only the order of computation is written here, so that every part can be read and replaced.  The tokens
+enter once, and a row has the same rotary position in every loop.  Keys and values shared by several query heads are
+repeated, so that heads are query heads throughout: a patch of `k` or `v` at one head leaves the others of its group
+alone.  `q` and `k` are patched after their norms (Qwen3) and their rotation.
+
+The boundary between loops is a setting.  "none": the stream runs on as it is, and the final norm belongs to the
+readout.  "norm": the final norm ends every call, as in Ouro, and the readout is the head alone.  With one loop both
+are the original model.
+
+What is not mapped, on purpose.  Sliding windows and rotary scalings that change with the length of the input (they
+would make a row depend on rows after it) are refused.  Attention dropout, transformers' caches, attention kernels and
+generation are not used.  `forward` takes no padding; `project` takes positions for each example, so that a padded or
+cached pass can be made from the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.nn.functional as nnf
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from loopscope.errors import InputError, nearest
+from loopscope.lm.extras import extra
+
+Boundary = Literal["none", "norm"]
+
+CLASSES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+"""Model types that can be looped, and transformers' classes for them."""
+
+CHANGING = ("dynamic", "longrope")
+"""Rotary scalings whose frequencies depend on the length of the input."""
+
+
+class StackLayer:
+    """One decoder layer of transformers, cut into the pieces that can be read and replaced.
+
+    It owns nothing: the weights stay where they are in the model.
+    """
+
+    def __init__(self, decoder: Any, rotary: Any) -> None:
+        self.decoder, self.attention, self.rotary = decoder, decoder.self_attn, rotary
+        self.scale = float(self.attention.scaling)
+
+    def project(
+        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"], parts: str = "qkv"
+    ) -> tuple[Float[Tensor, "*B H R k"], ...]:
+        """Queries, keys, values ("q", "kv" or "qkv") of these rows, q and k normed and rotated to their positions.
+
+        `rows` are the positions, [R] for all examples or [B, R] for each.
+        """
+        attention, y = self.attention, self.decoder.input_layernorm(x)
+        cos, sin = (part.unsqueeze(-3) for part in self.rotary(x, rows))  # alike for all heads
+        found = []
+        for part in parts:
+            heads = getattr(attention, f"{part}_proj")(y).unflatten(-1, (-1, attention.head_dim))
+            if part != "v":
+                norm = getattr(attention, f"{part}_norm", None)
+                heads = heads if norm is None else norm(heads)
+            heads = heads.transpose(-2, -3)
+            if part != "v":
+                first, second = heads.chunk(2, -1)
+                heads = heads * cos + torch.cat([-second, first], -1) * sin
+            if part != "q":
+                heads = heads.repeat_interleave(attention.num_key_value_groups, -3)
+            found.append(heads)
+        return tuple(found)
+
+    def attn_out(self, z: Float[Tensor, "*B H R k"]) -> Float[Tensor, "*B R d"]:
+        """What attention adds to the residual stream, from the heads' outputs."""
+        return self.attention.o_proj(z.transpose(-2, -3).flatten(-2))
+
+    def mlp_out(self, x: Float[Tensor, "*B R d"]) -> Float[Tensor, "*B R d"]:
+        """What the MLP adds to the residual stream; x is the stream after attention."""
+        return self.decoder.mlp(self.decoder.post_attention_layernorm(x))
+
+    def __call__(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+        """The whole layer on all rows, with fused attention."""
+        q, k, v = self.project(x, torch.arange(x.shape[-2], device=x.device))
+        x = x + self.attn_out(nnf.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale))
+        return x + self.mlp_out(x)
+
+
+class LoopedStack(nn.Module):
+    """A Qwen3 or Llama model of transformers as a looped model: embed -> F -> F -> ... -> read.
+
+    The modules of `backbone` are used as they are, not copied.  Attributes are named as in the released files, and a
+    head that is tied to the embedding is none of its own, so that a state dict is a file's.  `loops` is the number of
+    calls that `forward` makes unless told otherwise; any number may be run.  InputError where the model is of another
+    architecture or has something that cannot be mapped.
+    """
+
+    def __init__(self, backbone: nn.Module, *, loops: int = 4, boundary: Boundary = "none") -> None:
+        super().__init__()
+        whole = cast("Any", backbone)  # transformers' attributes are unknown to a type checker
+        self.config: Any = whole.config
+        _check_config(self.config.to_dict())
+        if boundary not in get_args(Boundary):
+            there = ", ".join(get_args(Boundary))
+            raise InputError(
+                f"no boundary {boundary!r} between loops; there are {there}{nearest(boundary, get_args(Boundary))}"
+            )
+        if loops < 1:
+            raise InputError(f"loops must be at least 1, not {loops}")
+        self.loops, self.boundary = loops, boundary
+        self.model: Any = whole.model
+        tied = whole.lm_head.weight is whole.model.embed_tokens.weight
+        self.lm_head: Any = None if tied else whole.lm_head
+        self.layers: Sequence[StackLayer] = tuple(StackLayer(each, self.model.rotary_emb) for each in self.model.layers)
+
+    @property
+    def width(self) -> int:
+        """Width d of the state."""
+        return int(self.config.hidden_size)
+
+    @property
+    def heads(self) -> int:
+        """Query heads per layer."""
+        return int(self.config.num_attention_heads)
+
+    @property
+    def positions(self) -> int:
+        """The longest input, in tokens."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        ends = self.config.eos_token_id
+        return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+
+    def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
+        """h_0 of tokens [B, T], integers.
+
+        Raises InputError on another shape or type, a token outside the vocabulary, or more tokens than positions.
+        """
+        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise InputError(f"tokens must be whole numbers [batch, tokens], not {tokens.dtype} {list(tokens.shape)}")
+        vocabulary = self.config.vocab_size
+        low, high = (int(v) for v in torch.aminmax(tokens)) if tokens.numel() else (0, 0)
+        if low < 0 or high >= vocabulary:
+            asked, near = (low, 0) if low < 0 else (high, vocabulary - 1)
+            raise InputError(f"token {asked} is outside 0..{vocabulary - 1} (nearest: {near})")
+        if tokens.shape[1] > self.positions:
+            raise InputError(f"{tokens.shape[1]} tokens given, but the model has {self.positions} positions")
+        return self.model.embed_tokens(tokens.long())
+
+    def call(self, h: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+        """One call of F: h_{t-1} -> h_t."""
+        for layer in self.layers:
+            h = layer(h)
+        return self.close(h)
+
+    def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """What F does after its last layer, row by row: the final norm with boundary "norm", else nothing."""
+        return self.model.norm(h) if self.boundary == "norm" else h
+
+    def read(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B vocabulary"]:
+        """Logits over the vocabulary, row by row: the final norm, where F does not end with it, and the head."""
+        h = h if self.boundary == "norm" else self.model.norm(h)
+        return nnf.linear(h, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(h)
+
+    def forward(self, tokens: Tensor, loops: int | None = None) -> Float[Tensor, "B T vocabulary"]:
+        """Logits at every row of tokens [B, T] after `loops` calls (default: the stack's own number)."""
+        calls = self.loops if loops is None else loops
+        if calls < 0:
+            raise InputError(f"cannot run {calls} loops (nearest: 0, which reads the embedding)")
+        h = self.embed(tokens)
+        for _ in range(calls):
+            h = self.call(h)
+        return self.read(h)
+
+
+def stack_from_config(config: Mapping[str, Any], *, loops: int = 4, boundary: Boundary = "none") -> LoopedStack:
+    """A looped stack with fresh weights from the values of a `config.json`; InputError where it cannot be looped.
+
+    Under `torch.device("meta")` the weights take no memory: names and shapes only, until
+    `load_state_dict(tensors, assign=True)` puts weights in their place.
+    """
+    _check_config(config)
+    transformers = extra("transformers", "a looped Qwen3 or Llama")
+    kind = getattr(transformers, CLASSES[config["model_type"]])
+    backbone = kind(kind.config_class.from_dict(dict(config)))
+    with torch.device("cpu"):  # the rotary frequencies are in no file, so they must not be left on the meta device
+        backbone.model.rotary_emb = type(backbone.model.rotary_emb)(backbone.config)
+    return LoopedStack(backbone, loops=loops, boundary=boundary)
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """InputError unless this is an architecture whose every part is mapped."""
+    kind = config.get("model_type")
+    if kind not in CLASSES:
+        raise InputError(
+            f"model type {kind!r} cannot be looped; there are {', '.join(CLASSES)}{nearest(str(kind), CLASSES)}"
+        )
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling in CHANGING:
+        raise InputError(f"rotary scaling {scaling!r} changes with the input's length, so rows cannot be run alone")
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        raise InputError("layers with a sliding window cannot be looped; every layer must have full attention")

@@ -1,0 +1,234 @@
+"""Looped Qwen3 and Llama: one loop is transformers' model, more loops are its stack applied again, all can be patched.
+
+The oracle is transformers' own forward, fed with the state instead of the tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from loopscope.errors import InputError
+from loopscope.execute import run, sweep
+from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
+from loopscope.plain import plain_run
+from loopscope.program import F, J, Run
+from tests.tiny import ROWS, VOCABULARY, every_address, tiny_tokens
+
+SIZES = {
+    "vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
+    "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    # Heads wider than hidden_size / heads, as in Qwen3's small models; two query heads to a key head.
+    "qwen3": {**SIZES, "model_type": "qwen3", "hidden_size": 16, "num_key_value_heads": 2, "head_dim": 8,
+              "rope_theta": 1e4, "tie_word_embeddings": False},
+    # One key head for all, tied embeddings, biases, and rotary frequencies that are scaled once for all lengths.
+    "llama": {**SIZES, "model_type": "llama", "hidden_size": 16, "num_key_value_heads": 1, "tie_word_embeddings": True,
+              "attention_bias": True, "eos_token_id": [2, 5],
+              "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e2, "factor": 4.0, "low_freq_factor": 1.0,
+                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8}},
+}  # fmt: skip
+BOTH = pytest.mark.parametrize("kind", list(CONFIGS))
+BOUNDARIES = pytest.mark.parametrize("boundary", ["none", "norm"])
+MAPS = {"turn": lambda h: h.roll(1, -1)}
+
+
+def tiny_stack(kind: str, boundary: Any = "none", loops: int = 3) -> LoopedStack:
+    """A stack with all weights large enough to count."""
+    stack = stack_from_config(CONFIGS[kind], loops=loops, boundary=boundary).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in stack.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.4
+            parameter.copy_(noise + (1.0 if "norm" in name else 0.0))
+    return stack
+
+
+def reapplied(stack: LoopedStack, tokens: Tensor, loops: int) -> Tensor:
+    """Logits by transformers' own forward, called `loops` times on states; without a norm between, or with."""
+    inner = stack.model
+    if stack.boundary == "none":
+        inner = copy.copy(inner)  # shares everything but the norm
+        inner._modules = {**inner._modules, "norm": nn.Identity()}
+    h = inner.embed_tokens(tokens)
+    for _ in range(loops):
+        h = inner(inputs_embeds=h, use_cache=False).last_hidden_state
+    head = stack.model.embed_tokens if stack.lm_head is None else stack.lm_head
+    return (stack.model.norm(h) if stack.boundary == "none" else h) @ head.weight.T
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
+
+
+@BOTH
+@BOUNDARIES
+def test_one_loop_is_the_original_model(kind: str, boundary: Any) -> None:
+    weights, tokens = tiny_stack(kind).state_dict(), tiny_tokens(3)
+    original = getattr(transformers, CLASSES[kind])
+    original = original(original.config_class.from_dict(CONFIGS[kind])).eval()
+    missing, unknown = original.load_state_dict(weights, strict=False)
+    assert (missing, unknown) == (["lm_head.weight"] if kind == "llama" else [], [])  # llama's is tied
+    stack = LoopedStack(original, boundary=boundary)
+    with torch.no_grad():
+        expected = original(input_ids=tokens, use_cache=False).logits
+        close(stack(tokens, loops=1), expected)
+    close(run(stack, tokens, "F", rows=range(ROWS))["F"].logits, expected)
+
+
+@BOTH
+def test_weights_are_assigned_to_a_stack_without_memory(kind: str) -> None:
+    """As a folder of released weights is loaded."""
+    stack, tokens = tiny_stack(kind), tiny_tokens(2)
+    with torch.device("meta"):
+        empty = stack_from_config(CONFIGS[kind], loops=3)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    empty.load_state_dict(stack.state_dict(), assign=True)
+    torch.testing.assert_close(empty(tokens), stack(tokens), rtol=0, atol=0)
+
+
+@BOTH
+@BOUNDARIES
+@pytest.mark.parametrize("loops", [2, 3, 5])
+def test_more_loops_are_the_stack_applied_again(kind: str, boundary: str, loops: int) -> None:
+    stack, tokens = tiny_stack(kind, boundary), tiny_tokens(3)
+    with torch.no_grad():
+        expected = reapplied(stack, tokens, loops)
+        close(stack(tokens, loops), expected)
+        assert (expected - stack(tokens, loops - 1)).abs().max() > 0.1  # a loop does something
+    traced = run(stack, tokens, f"F{loops}", read="calls", rows=range(ROWS))[f"F{loops}"]
+    close(traced.logits, expected)
+    close(traced.logits_at["h2"], reapplied(stack, tokens, 2).detach())
+
+
+def test_the_boundary_is_one_setting_and_matters() -> None:
+    plain, normed = tiny_stack("qwen3", "none"), tiny_stack("qwen3", "norm")
+    tokens = tiny_tokens(2)
+    assert (plain(tokens, 2) - normed(tokens, 2)).abs().max() > 0.1
+    torch.testing.assert_close(plain(tokens), plain(tokens, 3))  # its own number of loops
+
+
+@BOTH
+@BOUNDARIES
+def test_gradients_are_those_of_the_plain_re_application(kind: str, boundary: str) -> None:
+    stack, tokens = tiny_stack(kind, boundary), tiny_tokens(2)
+
+    def gradients(logits: Tensor) -> list[Tensor]:
+        loss = logits[:, -1].logsumexp(-1).sum() - logits[:, -1, 0].sum()
+        return list(torch.autograd.grad(loss, list(stack.parameters())))
+
+    for found, expected in zip(gradients(stack(tokens)), gradients(reapplied(stack, tokens, 3)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@BOTH
+@BOUNDARIES
+def test_programs_and_patches_equal_the_plain_definition(kind: str, boundary: str) -> None:
+    stack, tokens, other = tiny_stack(kind, boundary), tiny_tokens(3, shared=3), tiny_tokens(3, seed=1)
+    base = F | J("turn") | F
+    places = every_address(2, 2)[::17]
+    source = Run(F | J("turn") | F, "other")
+    found = sweep(stack, tokens, base, places, source, others={"other": other}, maps=MAPS)
+    inputs = {"main": tokens, "other": other}
+    with torch.no_grad():
+        for place, logits in zip(places, found.logits, strict=True):
+            plain = plain_run(stack, inputs, base.patch(place, source), maps=MAPS)
+            close(logits, stack.read(plain.states["h2"][:, -1:]))
+
+
+@BOTH
+def test_patterns_of_another_input_change_the_logits_and_own_values_do_not(kind: str) -> None:
+    stack, tokens, other = tiny_stack(kind), tiny_tokens(3), tiny_tokens(3, seed=1)
+    rows = range(ROWS)
+    base = F**2
+    expected = run(stack, tokens, base, rows=rows)[base].logits
+    places = every_address(2, 2)
+    own = sweep(stack, tokens, base, places, base, rows=rows)
+    close(own.logits, expected.expand_as(own.logits))
+    patterns = [p for p in places if p.site.component == "pattern" and p.site.rows is None]
+    changed = sweep(stack, tokens, base, patterns, Run(base, "other"), others={"other": other}, rows=rows)
+    assert ((changed.logits - expected).abs().amax((1, 2, 3)) > 1e-3).all()
+
+
+@BOTH
+def test_heads_are_query_heads(kind: str) -> None:
+    """Keys shared by several query heads are patched for one of them alone."""
+    stack, tokens, other = tiny_stack(kind), tiny_tokens(2), tiny_tokens(2, seed=1)
+    seen = plain_run(stack, {"main": tokens}, F**1).parts
+    size = stack.heads // stack.config.num_key_value_heads
+    assert torch.equal(seen[1, 1, "k"][:, 0], seen[1, 1, "k"][:, size - 1])
+    cell = (F**1).patch("loop[1].layer[1].head[1].k", Run(F**1, "other"))
+    patched = plain_run(stack, {"main": tokens, "other": other}, cell).parts
+    same = [torch.equal(patched[1, 1, "pattern"][:, h], seen[1, 1, "pattern"][:, h]) for h in range(4)]
+    assert same == [h != 1 for h in range(4)]
+
+
+@BOTH
+def test_positions_turn_queries_and_keys_together(kind: str) -> None:
+    """Scores depend on distances only; positions may differ between examples, and values know none."""
+    layer = tiny_stack(kind).layers[0]
+    x, rows = torch.randn(2, ROWS, 16), torch.arange(ROWS)
+    q, k, v = layer.project(x, rows)
+    shifted = torch.stack([rows, rows + 4])
+    q2, k2, v2 = layer.project(x, shifted)
+    torch.testing.assert_close(q2 @ k2.mT, q @ k.mT, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(k2[0], k[0])
+    assert (k2[1] - k[1]).abs().max() > 0.1
+    torch.testing.assert_close(v2, v)
+    (alone,) = layer.project(x[:, 3:5], rows[3:5], "q")
+    torch.testing.assert_close(alone, q[:, :, 3:5])
+
+
+def test_keys_and_sizes_of_qwen3_8b() -> None:
+    config = {
+        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "head_dim": 128,
+        "num_key_value_heads": 8, "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 40960,
+        "rope_theta": 1000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    }  # fmt: skip
+    with torch.device("meta"):
+        stack = stack_from_config(config, loops=4)
+    tensors = stack.state_dict()
+    assert (len(tensors), sum(t.numel() for t in tensors.values())) == (399, 8_190_735_360)
+    assert tensors["model.layers.35.self_attn.k_norm.weight"].shape == (128,)
+    assert (stack.width, stack.heads, len(stack.layers), stack.positions, stack.ends) == (4096, 32, 36, 40960, ())
+
+
+def test_tied_embeddings_are_one_tensor_and_ends_are_the_configs() -> None:
+    stack = tiny_stack("llama")
+    assert "lm_head.weight" not in stack.state_dict()
+    assert stack.ends == (2, 5)
+    assert "lm_head.weight" in tiny_stack("qwen3").state_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model type 'gpt2' cannot be looped; there are qwen3, llama (nearest:"),
+        ({"model_type": "qwen2"}, "model type 'qwen2' cannot be looped; there are qwen3, llama (nearest: qwen3)"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary scaling 'dynamic'"),
+        ({"rope_scaling": {"type": "longrope"}}, "rotary scaling 'longrope'"),
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "layers with a sliding window"),
+    ],
+)
+def test_what_cannot_be_looped_is_refused(changes: dict[str, Any], message: str, refused: Callable[..., str]) -> None:
+    assert message in refused(InputError, stack_from_config, {**CONFIGS["qwen3"], **changes})
+
+
+def test_mistakes_in_use_are_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = tiny_stack("qwen3")
+    assert "token 8 is outside 0..7 (nearest: 7)" in refused(InputError, stack, torch.tensor([[1, 8]]))
+    assert "17 tokens given, but the model has 16 positions" in refused(InputError, stack, torch.ones(1, 17).long())
+    assert "whole numbers [batch, tokens]" in refused(InputError, stack, torch.ones(2, 2))
+    assert "cannot run -1 loops" in refused(InputError, stack, tiny_tokens(1), -1)
+    assert "loops must be at least 1" in refused(InputError, lambda: stack_from_config(CONFIGS["qwen3"], loops=0))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    missing = refused(InputError, stack_from_config, CONFIGS["llama"])
+    assert missing == "a looped Qwen3 or Llama needs the package transformers: pip install 'loopscope[lm]'"
