@@ -187,7 +187,7 @@ def _dtype(tensor: Tensor) -> str:
 
 def check_given(plan: Plan, given: Mapping[str, Tensor], examples: int, model: LoopedModel) -> None:
     """A given tensor must broadcast to the slice it replaces; a given pattern must not look at later rows."""
-    size = model.width // model.heads
+    size = model.head_size
     last = {"q": size, "k": size, "v": size, "z": size, "pattern": plan.sizes.rows}
     for lane in plan.lanes:
         for patch in (p for patches in lane.patches for p in patches if p.origin.given):

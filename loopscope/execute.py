@@ -299,18 +299,20 @@ def fit(
     """
     budget = CPU_BUDGET if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
     width, length, heads = model.width, plan.sizes.rows, plan.sizes.heads
-    row = 4 * (14 * width + heads * length)  # one row on its way through a layer: stream, q, k, v, MLP, scores
+    inner = heads * model.head_size  # all heads of a query, key or value
+    widest = max(width, inner, heads * length)
+    row = 4 * (11 * width + 3 * inner + heads * length)  # one row on its way through a layer: MLP, q, k, v, scores
     inputs = max(len(node.inputs) for node in plan.order)
     held = inputs * length * row
     states: dict[int, int] = {}
     for node in plan.order:
         for need in node.layers:
-            lent = width * (len(need.lent_entering) + 2 * len(need.lent_keys))
-            noted = sum(len(rows) * max(width, heads * length) for rows in need.noted.values())
+            lent = width * len(need.lent_entering) + 2 * inner * len(need.lent_keys)
+            noted = sum(len(rows) * widest for rows in need.noted.values())
             held += 4 * len(node.inputs) * (lent + noted)
     for lane in plan.lanes:
         states[lane.node.loop] = states.get(lane.node.loop, 0) + 2 * 4 * width * len(lane.need)
-        held += sum(4 * len(rows) * max(width, heads * length) for n in lane.layers for rows in n.noted.values())
+        held += sum(4 * len(rows) * widest for n in lane.layers for rows in n.noted.values())
     held += max(states.values(), default=0)
     chunk = chunk or max(1, min(examples, budget // held))
     per_lane = max((len(need.entering) for lane in plan.lanes for need in lane.layers), default=1) * row

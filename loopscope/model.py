@@ -216,6 +216,11 @@ class LoopedTransformer(nn.Module):
         """Attention heads per layer."""
         return self.config.heads
 
+    @property
+    def head_size(self) -> int:
+        """Size k of a head: its share of the width."""
+        return self.config.width // self.config.heads
+
     def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
         """h_0 of tokens [B, T], integers.
 

@@ -57,6 +57,11 @@ class LoopedModel(Protocol):
         """Width d of the state."""
         ...
 
+    @property
+    def head_size(self) -> int:
+        """Size k of one head's query, key, value and output; often, but not always, width / heads."""
+        ...
+
     def embed(self, tokens: Tensor) -> Tensor:
         """h_0 [B, T, d] of tokens [B, T]; row r depends on token r alone."""
         ...

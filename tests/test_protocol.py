@@ -51,7 +51,7 @@ class RotaryLayer:
 
 
 class OwnModel:
-    heads, width = H, D
+    heads, width, head_size = H, D, D // H
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)

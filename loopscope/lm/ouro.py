@@ -251,6 +251,11 @@ class Ouro(nn.Module):
         return self.config.heads
 
     @property
+    def head_size(self) -> int:
+        """Size k of a head: its share of the width."""
+        return self.config.width // self.config.heads
+
+    @property
     def loops(self) -> int:
         """Calls of F in training; any number may be run."""
         return self.config.loops
