@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import loopscope
 from loopscope.errors import LoopscopeError
@@ -61,11 +62,11 @@ def print_json(value: object) -> None:
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1) -> None:
     """A table with `left` text columns, the others aligned to the right as numbers."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")  # Text: brackets are brackets, not styles
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < left else "right", overflow="fold", no_wrap=index == 0)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(Text(str(value)) for value in row))
     Console().print(table)
 
 

@@ -1,6 +1,8 @@
 """Released checkpoints: a folder with `config.json` and safetensors, loaded as it is.
 
     model = load("Ouro-2.6B", device="cuda", dtype=torch.bfloat16)
+    model = load("Qwen3-8B", loops=8)
+    model = load("smollm2-135m", boundary="norm")
 
 The weights are `model.safetensors`, or the shards that `model.safetensors.index.json` lists.  Nothing in the folder is
 executed and no pickle is opened.  Names and shapes are compared with the config before the first weight is read.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,33 @@ from torch import Tensor
 from loopscope.errors import InputError, nearest
 from loopscope.files import damaged, first_line, read, reporting
 from loopscope.lm.ouro import Ouro, OuroConfig
+from loopscope.lm.passes import Boundary
+from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
-ARCHITECTURES: dict[str, Callable[[Mapping[str, Any]], Ouro]] = {"ouro": lambda c: Ouro(OuroConfig.from_dict(c))}
+LOOPS = 4
+"""Loops of a checkpoint that was not made for loops, where nothing is said."""
+
+Adapter = Ouro | LoopedStack
+
+
+def _ouro(config: Mapping[str, Any], loops: int | None, boundary: Boundary | None) -> Ouro:
+    if boundary not in (None, "norm"):
+        raise InputError(f"Ouro ends every loop with its norm; there is no boundary {boundary!r} (nearest: norm)")
+    settings = OuroConfig.from_dict(config)
+    return Ouro(settings if loops is None else replace(settings, loops=loops))
+
+
+def _stack(config: Mapping[str, Any], loops: int | None, boundary: Boundary | None) -> LoopedStack:
+    return stack_from_config(config, loops=LOOPS if loops is None else loops, boundary=boundary or "none")
+
+
+ARCHITECTURES: dict[str, Callable[[Mapping[str, Any], int | None, Boundary | None], Adapter]] = {
+    "ouro": _ouro,
+    **dict.fromkeys(CLASSES, _stack),
+}
 """What builds the model of a config, by the config's `model_type`."""
 
 
@@ -41,16 +65,28 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def load(folder: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Ouro:
+def load(
+    folder: str | Path,
+    *,
+    loops: int | None = None,
+    boundary: Boundary | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Adapter:
     """The model in a released folder, on this device, in this dtype (default: that of the files), in eval mode.
+
+    `loops` is the number of calls that a run makes by default: Ouro's own, and 4 for Qwen3 and Llama.  `boundary` says
+    what ends a call: "norm" for Ouro; for the others "none" (default) or "norm".
 
     Raises InputError or DamagedError as the module says; the message names the file or key, what was expected and
     what was found.
     """
     folder = Path(folder)
-    model = build(read_config(folder), folder / CONFIG)
+    model = build(read_config(folder), folder / CONFIG, loops=loops, boundary=boundary)
     stored = find_tensors(folder)
-    _compare(folder, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, stored)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    copies = {name: original for name, original in model.copies.items() if name in stored}
+    _compare(folder, shapes | {name: shapes[original] for name, original in copies.items()}, stored)
     tensors: dict[str, Tensor] = {}
     for file in dict.fromkeys(place.file for place in stored.values()):
         with _opened(file) as content:
@@ -61,8 +97,11 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu", dtype: torch
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     if len(kinds) > 1:
         raise InputError(f"{folder} holds weights of several types, {' and '.join(kinds)}; choose one with dtype")
+    for name, original in copies.items():
+        if not torch.equal(tensors.pop(name), tensors[original]):
+            raise InputError(f"{stored[name].file}: {name} is not {original}, though {CONFIG} says that they are tied")
     model.load_state_dict(tensors, assign=True)
-    return model.eval()
+    return model.to(device).eval()  # what is in no file, too: rotary frequencies
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -71,21 +110,29 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not file.is_file():
         missing = f"it has no {CONFIG}" if file.parent.is_dir() else "there is no such folder"
         raise InputError(f"{folder} is no checkpoint: {missing}")
-    return _json(file)
+    return read_json(file)
 
 
-def build(config: Mapping[str, Any], name: str | Path = CONFIG) -> Ouro:
+def build(
+    config: Mapping[str, Any],
+    name: str | Path = CONFIG,
+    *,
+    loops: int | None = None,
+    boundary: Boundary | None = None,
+) -> Adapter:
     """The model that a config describes, on the meta device: names and shapes, no memory.
 
     InputError for an unknown architecture or a setting that does not fit; `name` is the file named in it.
     """
+    if loops is not None and loops < 1:
+        raise InputError(f"loops must be at least 1, not {loops} (nearest: 1)")
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
         there = ", ".join(ARCHITECTURES)
         raise InputError(f"{name}: model_type {kind!r} is unknown; there are: {there}{nearest(kind, ARCHITECTURES)}")
     try:
         with torch.device("meta"):
-            return ARCHITECTURES[kind](config)
+            return ARCHITECTURES[kind](config, loops, boundary)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -104,7 +151,7 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
         if pickles:
             raise InputError(f"{folder} has only pickled weights, {pickles[0]}, which are never opened; needs {SINGLE}")
         raise InputError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
-    listed = _json(index).get("weight_map")
+    listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise damaged(index, "a weight_map", repr(listed)[:60])
     shards: dict[str, set[str]] = {}
@@ -169,7 +216,8 @@ def _checked(file: Path, name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; DamagedError if there is none."""
     try:
         content = json.loads(read(file))
     except (ValueError, RecursionError) as error:

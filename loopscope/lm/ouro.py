@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from loopscope.errors import InputError
-from loopscope.lm.passes import check_tokens, states
+from loopscope.lm.passes import Boundary, check_tokens, states
 from loopscope.program import F
 
 _SIZES = {
@@ -259,6 +259,16 @@ class Ouro(nn.Module):
     def loops(self) -> int:
         """Calls of F in training; any number may be run."""
         return self.config.loops
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """Tensors that a file may hold a second time: none."""
+        return {}
+
+    @property
+    def boundary(self) -> Boundary:
+        """What ends every call: the final norm."""
+        return "norm"
 
     @property
     def positions(self) -> int:

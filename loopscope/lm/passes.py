@@ -11,7 +11,7 @@ Positions count real rows only, so padding an example does not move it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as nnf
@@ -22,6 +22,9 @@ from loopscope.errors import InputError, nearest
 from loopscope.model import causal
 from loopscope.program import Call, Program
 from loopscope.protocol import LoopedModel, TokenMap
+
+Boundary = Literal["none", "norm"]
+"""What ends a call of F: nothing, or the model's final norm, which then is no part of the readout."""
 
 
 @runtime_checkable
@@ -34,7 +37,12 @@ class LanguageModel(LoopedModel, Protocol):
 
     @property
     def loops(self) -> int:
-        """Calls of F in training; any number may be run."""
+        """Calls of F that a run makes by default; any number may be run."""
+        ...
+
+    @property
+    def boundary(self) -> Boundary:
+        """What ends every call."""
         ...
 
     @property

@@ -16,27 +16,33 @@ are the original model.
 
 What is not mapped, on purpose.  Sliding windows and rotary scalings that change with the length of the input (they
 would make a row depend on rows after it) are refused.  Attention dropout, transformers' caches, attention kernels and
-generation are not used.  `forward` takes no padding; `project` takes positions for each example, so that a padded or
-cached pass can be made from the pieces.
+generation are not used: padding, the cache with a slot for every (loop, layer) and decoding are those of `passes` and
+`decoding`, the same as for Ouro.  There is no exit gate.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 import torch.nn.functional as nnf
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from loopscope.errors import InputError, nearest
 from loopscope.lm.extras import extra
-
-Boundary = Literal["none", "norm"]
+from loopscope.lm.passes import Boundary, check_tokens, states
+from loopscope.program import F
 
 CLASSES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 """Model types that can be looped, and transformers' classes for them."""
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings",
+)  # fmt: skip
 
 CHANGING = ("dynamic", "longrope")
 """Rotary scalings whose frequencies depend on the length of the input."""
@@ -60,7 +66,8 @@ class StackLayer:
         `rows` are the positions, [R] for all examples or [B, R] for each.
         """
         attention, y = self.attention, self.decoder.input_layernorm(x)
-        cos, sin = (part.unsqueeze(-3) for part in self.rotary(x, rows))  # alike for all heads
+        several = rows if rows.dim() > 1 else rows[None]  # some versions of transformers take no fewer axes
+        cos, sin = (part.unsqueeze(-3) for part in self.rotary(x, several))  # alike for all heads
         found = []
         for part in parts:
             heads = getattr(attention, f"{part}_proj")(y).unflatten(-1, (-1, attention.head_dim))
@@ -84,15 +91,9 @@ class StackLayer:
         """What the MLP adds to the residual stream; x is the stream after attention."""
         return self.decoder.mlp(self.decoder.post_attention_layernorm(x))
 
-    def __call__(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
-        """The whole layer on all rows, with fused attention."""
-        q, k, v = self.project(x, torch.arange(x.shape[-2], device=x.device))
-        x = x + self.attn_out(nnf.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale))
-        return x + self.mlp_out(x)
-
 
 class LoopedStack(nn.Module):
-    """A Qwen3 or Llama model of transformers as a looped model: embed -> F -> F -> ... -> read.
+    """A Qwen3 or Llama model of transformers as a looped model: embed -> F -> F -> ... -> read; a `LanguageModel`.
 
     The modules of `backbone` are used as they are, not copied.  Attributes are named as in the released files, and a
     head that is tied to the embedding is none of its own, so that a state dict is a file's.  `loops` is the number of
@@ -112,7 +113,8 @@ class LoopedStack(nn.Module):
             )
         if loops < 1:
             raise InputError(f"loops must be at least 1, not {loops}")
-        self.loops, self.boundary = loops, boundary
+        self.loops = loops
+        self.boundary: Boundary = boundary
         self.model: Any = whole.model
         tied = whole.lm_head.weight is whole.model.embed_tokens.weight
         self.lm_head: Any = None if tied else whole.lm_head
@@ -129,6 +131,11 @@ class LoopedStack(nn.Module):
         return int(self.config.num_attention_heads)
 
     @property
+    def head_size(self) -> int:
+        """Size k of a head; in Qwen3 a setting of its own."""
+        return int(self.layers[0].attention.head_dim)
+
+    @property
     def positions(self) -> int:
         """The longest input, in tokens."""
         return int(self.config.max_position_embeddings)
@@ -139,27 +146,15 @@ class LoopedStack(nn.Module):
         ends = self.config.eos_token_id
         return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
 
+    @property
+    def copies(self) -> dict[str, str]:
+        """Tensors that a file may hold a second time, and which of the model's they are: a head that is tied."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+
     def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
-        """h_0 of tokens [B, T], integers.
-
-        Raises InputError on another shape or type, a token outside the vocabulary, or more tokens than positions.
-        """
-        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-            raise InputError(f"tokens must be whole numbers [batch, tokens], not {tokens.dtype} {list(tokens.shape)}")
-        vocabulary = self.config.vocab_size
-        low, high = (int(v) for v in torch.aminmax(tokens)) if tokens.numel() else (0, 0)
-        if low < 0 or high >= vocabulary:
-            asked, near = (low, 0) if low < 0 else (high, vocabulary - 1)
-            raise InputError(f"token {asked} is outside 0..{vocabulary - 1} (nearest: {near})")
-        if tokens.shape[1] > self.positions:
-            raise InputError(f"{tokens.shape[1]} tokens given, but the model has {self.positions} positions")
+        """h_0 of tokens [B, T]; InputError for anything but whole numbers of the vocabulary, or too many of them."""
+        check_tokens(tokens, int(self.config.vocab_size), self.positions)
         return self.model.embed_tokens(tokens.long())
-
-    def call(self, h: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
-        """One call of F: h_{t-1} -> h_t."""
-        for layer in self.layers:
-            h = layer(h)
-        return self.close(h)
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """What F does after its last layer, row by row: the final norm with boundary "norm", else nothing."""
@@ -170,15 +165,12 @@ class LoopedStack(nn.Module):
         h = h if self.boundary == "norm" else self.model.norm(h)
         return nnf.linear(h, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(h)
 
-    def forward(self, tokens: Tensor, loops: int | None = None) -> Float[Tensor, "B T vocabulary"]:
-        """Logits at every row of tokens [B, T] after `loops` calls (default: the stack's own number)."""
-        calls = self.loops if loops is None else loops
-        if calls < 0:
-            raise InputError(f"cannot run {calls} loops (nearest: 0, which reads the embedding)")
-        h = self.embed(tokens)
-        for _ in range(calls):
-            h = self.call(h)
-        return self.read(h)
+    def forward(
+        self, tokens: Tensor, loops: int | None = None, mask: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T vocabulary"]:
+        """Logits at every row of tokens after `loops` calls (default: `self.loops`); `mask` is False at padding."""
+        program = F ** (self.loops if loops is None else loops)
+        return self.read(states(self, tokens, program, mask=mask)[program.points[-1]])
 
 
 def stack_from_config(config: Mapping[str, Any], *, loops: int = 4, boundary: Boundary = "none") -> LoopedStack:
@@ -190,7 +182,11 @@ def stack_from_config(config: Mapping[str, Any], *, loops: int = 4, boundary: Bo
     _check_config(config)
     transformers = extra("transformers", "a looped Qwen3 or Llama")
     kind = getattr(transformers, CLASSES[config["model_type"]])
-    backbone = kind(kind.config_class.from_dict(dict(config)))
+    try:
+        backbone = kind(kind.config_class.from_dict(copy.deepcopy(dict(config))))  # which writes into groups of it
+    except Exception as error:  # transformers checks settings in many places and ways
+        said = " ".join(str(error).split())
+        raise InputError(f"transformers cannot build {CLASSES[config['model_type']]}: {said[:200]}") from error
     with torch.device("cpu"):  # the rotary frequencies are in no file, so they must not be left on the meta device
         backbone.model.rotary_emb = type(backbone.model.rotary_emb)(backbone.config)
     return LoopedStack(backbone, loops=loops, boundary=boundary)
@@ -203,9 +199,20 @@ def _check_config(config: Mapping[str, Any]) -> None:
         raise InputError(
             f"model type {kind!r} cannot be looped; there are {', '.join(CLASSES)}{nearest(str(kind), CLASSES)}"
         )
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    values = dict(config)
+    if values.get("num_key_value_heads") is None:
+        values["num_key_value_heads"] = values.get("num_attention_heads")
+    for key in SIZES:
+        if type(values.get(key)) is not int or values[key] < 1:  # not isinstance: JSON's true is no number
+            raise InputError(f"{key} must be a whole number of at least 1, not {values.get(key)!r}")
+    if values["num_attention_heads"] % values["num_key_value_heads"]:
+        heads = f"num_attention_heads {values['num_attention_heads']}"
+        raise InputError(f"{heads} is no multiple of num_key_value_heads {values['num_key_value_heads']}")
+    rope, kinds = config.get("rope_parameters") or config.get("rope_scaling") or {}, config.get("layer_types") or []
+    if not isinstance(rope, Mapping) or not isinstance(kinds, list):
+        raise InputError(f"rope_parameters must be a group of settings and layer_types a list, not {rope!r}, {kinds!r}")
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling in CHANGING:
         raise InputError(f"rotary scaling {scaling!r} changes with the input's length, so rows cannot be run alone")
-    if "sliding_attention" in (config.get("layer_types") or ()):
+    if "sliding_attention" in kinds:
         raise InputError("layers with a sliding window cannot be looped; every layer must have full attention")

