@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from loopscope.errors import DamagedError, InputError
 from loopscope.lm.folders import load
+from loopscope.lm.stacks import LoopedStack, stack_from_config
+from tests.model_folders import stack_folder
 from tests.ouro_tiny import CONFIG, golden, weights, write_folder
+from tests.stack_tiny import CONFIGS
+from tests.tiny import tiny_tokens
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -54,6 +60,45 @@ def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
     load(folder)
 
 
+@pytest.mark.parametrize(("kind", "copied"), [("qwen3", False), ("llama", False), ("qwen3", True), ("llama", True)])
+def test_a_folder_of_transformers_gives_a_looped_stack(tmp_path: Path, kind: str, copied: bool) -> None:
+    """Also where a file holds a tied head a second time."""
+    folder = tmp_path / "stack"
+    if kind == "qwen3" and copied:  # tied, which the small one is not
+        plain = stack_from_config(CONFIGS[kind] | {"tie_word_embeddings": True})
+        write_folder(folder, {**plain.state_dict(), "lm_head.weight": plain.model.embed_tokens.weight.detach().clone()})
+        (folder / "config.json").write_text(json.dumps(CONFIGS[kind] | {"tie_word_embeddings": True}), encoding="utf-8")
+    else:
+        stack_folder(folder, kind, copied)
+    model, tokens = load(folder), tiny_tokens(2)
+    assert isinstance(model, LoopedStack)
+    assert not model.training
+    assert (model.loops, model.boundary) == (4, "none")
+    assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+        torch.testing.assert_close(model(tokens, loops=1), expected, rtol=0, atol=2e-5)
+    half = load(folder, loops=2, boundary="norm", dtype=torch.bfloat16)
+    assert (half.loops, half.boundary) == (2, "norm")
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_a_tied_head_that_is_another_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = stack_folder(tmp_path / "llama", "llama", copied=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][3, 4] += 1
+    save_file(tensors, folder / "model.safetensors")
+    assert "lm_head.weight is not model.embed_tokens.weight, though" in refused(InputError, load, folder)
+
+
+def test_loops_and_boundary_that_do_not_fit_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_folder(tmp_path / "ouro", weights())
+    assert load(folder, loops=6, boundary="norm").loops == 6
+    assert refused(InputError, lambda: load(folder, loops=0)) == "loops must be at least 1, not 0 (nearest: 1)"
+    assert "Ouro ends every loop with its norm" in refused(InputError, lambda: load(folder, boundary="none"))
+
+
 # Folders that are not what was asked for: exit code 2 -----------------------------------------------------------------
 
 
@@ -75,10 +120,12 @@ def test_a_pickle_is_refused_unopened(tmp_path: Path, refused: Callable[..., str
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
-    for kind in ("mamba", None):
+    for kind, near in (("mamba", "llama"), (None, "ouro")):
         folder = write_folder(tmp_path / f"{kind}", weights(), CONFIG | {"model_type": kind})
         found = refused(InputError, load, folder)
-        assert found.endswith(f"config.json: model_type '{kind}' is unknown; there are: ouro (nearest: ouro)")
+        assert found.endswith(
+            f"config.json: model_type '{kind}' is unknown; there are: ouro, qwen3, llama (nearest: {near})"
+        )
 
 
 def test_a_setting_that_does_not_fit_names_the_file(tmp_path: Path, refused: Callable[..., str]) -> None:

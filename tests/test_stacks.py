@@ -17,39 +17,19 @@ from torch import Tensor, nn
 
 from loopscope.errors import InputError
 from loopscope.execute import run, sweep
+from loopscope.lm.decoding import generate, pad_left
+from loopscope.lm.passes import LanguageModel, states
+from loopscope.lm.placement import between
 from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
+from loopscope.maps import Dense
 from loopscope.plain import plain_run
-from loopscope.program import F, J, Run
-from tests.tiny import ROWS, VOCABULARY, every_address, tiny_tokens
+from loopscope.program import F, J, Run, as_program
+from tests.stack_tiny import CONFIGS, tiny_stack
+from tests.tiny import ROWS, every_address, tiny_tokens
 
-SIZES = {
-    "vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
-    "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
-}  # fmt: skip
-CONFIGS: dict[str, dict[str, Any]] = {
-    # Heads wider than hidden_size / heads, as in Qwen3's small models; two query heads to a key head.
-    "qwen3": {**SIZES, "model_type": "qwen3", "hidden_size": 16, "num_key_value_heads": 2, "head_dim": 8,
-              "rope_theta": 1e4, "tie_word_embeddings": False},
-    # One key head for all, tied embeddings, biases, and rotary frequencies that are scaled once for all lengths.
-    "llama": {**SIZES, "model_type": "llama", "hidden_size": 16, "num_key_value_heads": 1, "tie_word_embeddings": True,
-              "attention_bias": True, "eos_token_id": [2, 5],
-              "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e2, "factor": 4.0, "low_freq_factor": 1.0,
-                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8}},
-}  # fmt: skip
 BOTH = pytest.mark.parametrize("kind", list(CONFIGS))
 BOUNDARIES = pytest.mark.parametrize("boundary", ["none", "norm"])
 MAPS = {"turn": lambda h: h.roll(1, -1)}
-
-
-def tiny_stack(kind: str, boundary: Any = "none", loops: int = 3) -> LoopedStack:
-    """A stack with all weights large enough to count."""
-    stack = stack_from_config(CONFIGS[kind], loops=loops, boundary=boundary).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in stack.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * 0.4
-            parameter.copy_(noise + (1.0 if "norm" in name else 0.0))
-    return stack
 
 
 def reapplied(stack: LoopedStack, tokens: Tensor, loops: int) -> Tensor:
@@ -151,7 +131,7 @@ def test_patterns_of_another_input_change_the_logits_and_own_values_do_not(kind:
     base = F**2
     expected = run(stack, tokens, base, rows=rows)[base].logits
     places = every_address(2, 2)
-    own = sweep(stack, tokens, base, places, base, rows=rows)
+    own = sweep(stack, tokens, base, places[::5], base, rows=rows)
     close(own.logits, expected.expand_as(own.logits))
     patterns = [p for p in places if p.site.component == "pattern" and p.site.rows is None]
     changed = sweep(stack, tokens, base, patterns, Run(base, "other"), others={"other": other}, rows=rows)
@@ -187,6 +167,85 @@ def test_positions_turn_queries_and_keys_together(kind: str) -> None:
     torch.testing.assert_close(alone, q[:, :, 3:5])
 
 
+def test_given_tensors_have_the_size_of_the_heads() -> None:
+    """Heads of size 8 in a stream of 16 with four heads: a given z is as wide as a head, not as its share of d."""
+    stack, tokens = tiny_stack("qwen3"), tiny_tokens(2)
+    assert (stack.width, stack.heads, stack.head_size) == (16, 4, 8)
+    cell = as_program("F[layer[2].head[1].row[-1].z<-$z]")
+    given = torch.randn(2, 1, 1, 8)
+    trace = run(stack, tokens, cell, given={"z": given}, keep="loop[1].layer[2].head[1].row[-1].z")[cell]
+    assert torch.equal(next(iter(trace.kept.values())), given)
+    plain = plain_run(stack, {"main": tokens}, cell, given={"z": given})
+    close(trace.logits, stack.read(plain.states["h1"][:, -1:]).detach())
+    with pytest.raises(InputError, match=r"does not fit layer\[2\]"):
+        run(stack, tokens, cell, given={"z": given[..., :4]})
+
+
+# Padding and decoding -------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_padding_does_not_move_an_example(kind: str) -> None:
+    stack, tokens = tiny_stack(kind), tiny_tokens(3)
+    padded = torch.cat([torch.full((3, 4), 7), tokens], 1)
+    mask = torch.arange(ROWS + 4).expand(3, -1) >= 4
+    with torch.no_grad():
+        close(stack(padded, mask=mask)[:, 4:], stack(tokens))
+        assert (stack(padded)[:, 4:] - stack(tokens)).abs().max() > 0.1
+
+
+@BOTH
+def test_one_loop_says_what_transformers_generates(kind: str) -> None:
+    """Prompts of several lengths, padded on the left: the tokens of transformers' own greedy decoding."""
+    stack = tiny_stack(kind)
+    original = getattr(transformers, CLASSES[kind])
+    original = original(original.config_class.from_dict(CONFIGS[kind])).eval()
+    original.load_state_dict(stack.state_dict(), strict=False)
+    tokens, mask = pad_left([[1, 5, 3, 2], [4], [7, 0]])
+    asked = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = original.generate(tokens, attention_mask=mask.long(), **asked)[:, 4:]
+    assert torch.equal(generate(stack, tokens, "F", new=6, mask=mask, stop=()).tokens, expected)
+
+
+@BOTH
+@BOUNDARIES
+def test_cached_and_uncached_decoding_agree_and_maps_stay_active(kind: str, boundary: str) -> None:
+    stack = tiny_stack(kind, boundary).double()
+    tokens, mask = pad_left([[1, 5, 3, 2], [4], [7, 0]])
+    program = between("turn", 3)
+    asked = {"new": 8, "maps": MAPS, "mask": mask, "stop": ()}
+    found = generate(stack, tokens, program, **asked).tokens
+    assert torch.equal(found, generate(stack, tokens, program, cached=False, **asked).tokens)
+    assert not torch.equal(found, generate(stack, tokens, F**3, **asked).tokens)
+
+
+@BOTH
+def test_patches_act_on_the_prompt_while_decoding(kind: str) -> None:
+    stack, tokens, other = tiny_stack(kind).double(), tiny_tokens(3), tiny_tokens(3, seed=1)
+    base = between("turn", 3)
+    said = generate(stack, tokens, base, new=4, maps=MAPS, stop=())
+    same = generate(stack, tokens, base.patch("loop[2].layer[1].pattern", base), new=4, maps=MAPS, stop=())
+    assert torch.equal(same.tokens, said.tokens)
+    patched = base.patch("loop[3].layer[1].resid", Run(base, "other"))
+    changed = generate(stack, tokens, patched, new=4, maps=MAPS, others={"other": other}, stop=())
+    first = run(stack, tokens, patched, maps=MAPS, others={"other": other})[patched].predictions[:, 0]
+    assert torch.equal(changed.tokens[:, 0], first)
+    assert not torch.equal(changed.tokens, said.tokens)
+
+
+@BOTH
+def test_a_map_can_be_fitted_through_the_pass(kind: str) -> None:
+    stack, step = tiny_stack(kind).requires_grad_(False), Dense(16)
+    program = between("x", 3)
+    stack.read(states(stack, tiny_tokens(2), program, maps={"x": step})["h3"]).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in step.parameters())
+
+
+def test_a_stack_is_a_language_model() -> None:
+    assert isinstance(tiny_stack("qwen3"), LanguageModel)
+    assert tiny_stack("llama", "norm").boundary == "norm"
+
+
 def test_keys_and_sizes_of_qwen3_8b() -> None:
     config = {
         "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "head_dim": 128,
@@ -215,6 +274,14 @@ def test_tied_embeddings_are_one_tensor_and_ends_are_the_configs() -> None:
         ({"model_type": "qwen2"}, "model type 'qwen2' cannot be looped; there are qwen3, llama (nearest: qwen3)"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary scaling 'dynamic'"),
         ({"rope_scaling": {"type": "longrope"}}, "rotary scaling 'longrope'"),
+        ({"hidden_size": "wide"}, "hidden_size must be a whole number of at least 1, not 'wide'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be a whole number of at least 1, not True"),
+        ({"vocab_size": None}, "vocab_size must be a whole number of at least 1, not None"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+        ({"rope_parameters": 3}, "rope_parameters must be a group of settings"),
+        ({"layer_types": "full"}, "layer_types a list"),
+        ({"rms_norm_eps": "small"}, "transformers cannot build Qwen3ForCausalLM: "),
+        ({"hidden_act": "bent"}, "transformers cannot build Qwen3ForCausalLM: 'bent'"),
         ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "layers with a sliding window"),
     ],
 )
@@ -226,8 +293,8 @@ def test_mistakes_in_use_are_refused(refused: Callable[..., str], monkeypatch: p
     stack = tiny_stack("qwen3")
     assert "token 8 is outside 0..7 (nearest: 7)" in refused(InputError, stack, torch.tensor([[1, 8]]))
     assert "17 tokens given, but the model has 16 positions" in refused(InputError, stack, torch.ones(1, 17).long())
-    assert "whole numbers [batch, tokens]" in refused(InputError, stack, torch.ones(2, 2))
-    assert "cannot run -1 loops" in refused(InputError, stack, tiny_tokens(1), -1)
+    assert "whole numbers [batch, tokens]" in refused(InputError, stack.embed, torch.ones(2, 2))
+    assert "F-1 does not exist" in refused(InputError, stack, tiny_tokens(1), -1)
     assert "loops must be at least 1" in refused(InputError, lambda: stack_from_config(CONFIGS["qwen3"], loops=0))
     monkeypatch.setitem(sys.modules, "transformers", None)
     missing = refused(InputError, stack_from_config, CONFIGS["llama"])

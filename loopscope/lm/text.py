@@ -53,9 +53,10 @@ class Tokenizer:
         InputError for a text that is no Unicode.
         """
         try:
-            return list(self.parts.encode(text, add_special_tokens=special).ids)
+            text.encode()
         except UnicodeEncodeError:
             raise InputError(f"the text {ascii(text)[:60]} is no valid Unicode") from None
+        return list(self.parts.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens, with the special ones or without."""
