@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopscope.execute import run
 from loopscope.lm import smollm2
-from loopscope.lm.stacks import LoopedStack
+from loopscope.lm.decoding import generate
+from loopscope.lm.folders import load
+from loopscope.lm.text import load_tokenizer
 
 # The first token of ten names at the start of a line, and after a space, in the tokenizer that Ouro shares.
 FIRST = {"Alice": 7356, "Bob": 6777, "Carol": 11811, "David": 21070, "Emma": 10809,
@@ -52,14 +54,16 @@ def test_names_have_the_token_layout_of_the_paper(folder: Path) -> None:
 def test_logits_equal_those_of_transformers_reading_the_file_itself(folder: Path, source: Path) -> None:
     ours = AutoModelForCausalLM.from_pretrained(folder)
     theirs = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
-    loaded = AutoTokenizer.from_pretrained(folder)
+    loaded, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     tokens = loaded.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     tokens = tokens["input_ids"]
+    assert tokenizer.encode_chat(chat) == tokens[0].tolist()
     with torch.no_grad():
         expected = theirs(tokens).logits
         torch.testing.assert_close(ours(tokens).logits, expected, rtol=0, atol=1e-4)
         answer = ours.generate(tokens, max_new_tokens=20, do_sample=False)[0, tokens.shape[1] :]
     assert loaded.decode(answer) == "The capital of France is Paris.<|im_end|>"
-    stack = LoopedStack(ours)
+    stack = load(folder)
+    assert tokenizer.decode(generate(stack, tokens, "F", new=20).texts()[0]) == "The capital of France is Paris."
     torch.testing.assert_close(run(stack, tokens, "F")["F"].logits[:, 0], expected[:, -1], rtol=0, atol=1e-3)

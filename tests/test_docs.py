@@ -1,11 +1,18 @@
-"""The README is true: its Python runs, its files exist, its commands are commands."""
+"""The README and the other pages are true: their Python runs, their files exist, their commands are commands."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+from safetensors.torch import save_file
+
 from loopscope.cli import app as cli
+from loopscope.lm.stacks import stack_from_config
+from tests.model_folders import put_tokenizer
+from tests.stack_tiny import CONFIGS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,6 +24,23 @@ def test_quick_start_runs(capsys: object) -> None:
     printed = capsys.readouterr().out  # type: ignore[attr-defined]
     assert "F6 F[layer[2].row[-1].pattern<-(F6 J:one F)]" in printed
     assert "48 patched runs" in printed
+
+
+def test_the_page_on_language_models_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a small model in the place of the one that has to be fetched."""
+    small = CONFIGS["llama"] | {"vocab_size": 96, "max_position_embeddings": 256, "attention_bias": False}
+    folder = put_tokenizer(tmp_path / "smollm2-135m")
+    (folder / "config.json").write_text(json.dumps(small), encoding="utf-8")
+    save_file(stack_from_config(small).state_dict(), folder / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(code, "language-models.md", "exec"), {})
+    printed = capsys.readouterr().out
+    for line in ("row -2: {1: ", "row -1: {1: ", "F: [", "F J:step F J:step F J:step F: ["):
+        assert line in printed
 
 
 def test_links_lead_somewhere() -> None:
@@ -32,10 +56,11 @@ def test_the_map_of_the_code_is_complete() -> None:
     assert mapped <= modules
 
 
-def test_commands_in_the_readme_exist() -> None:
+def test_commands_in_the_pages_exist() -> None:
     groups = {group.name: group.typer_instance for group in cli.app.registered_groups}
     top = {command.name or command.callback.__name__ for command in cli.app.registered_commands}  # type: ignore[union-attr]
-    for line in re.findall(r"^loopscope (.*)$", README, flags=re.MULTILINE):
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    for line in (line for page in pages for line in re.findall(r"^loopscope (.*)$", page, flags=re.MULTILINE)):
         first, *rest = line.split()
         assert first in top | set(groups)
         if first in groups and groups[first] is not None:

@@ -121,7 +121,7 @@ def test_programs_maps_and_patches_agree_with_the_plain_run(changes: dict[str, A
     ids, other = golden()["input_ids"][:2], golden()["input_ids"][1:]
     maps = {"step": ouro_map(dtype=torch.float64)}
     base, giver = as_program("F J:step F"), Run(as_program("F J:step F"), "other")
-    places = every_place(2, (3, 12))[::5]  # every component, in every layer or its neighbour
+    places = every_place(2, (3, 12))[::5]  # every loop, layer and component among them
     found = sweep(model, ids, base, places, giver, maps=maps, others={"other": other})
     memo: dict[Any, Any] = {}
     for place, logits in zip(places, found.logits, strict=True):
