@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert "cannot write" in refused(StoreError, write_readouts, tmp_path / "none" / "out", found)
     file = tmp_path / "out.safetensors"
     file.write_bytes(b"before")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # as a full disk
+    try:
+        assert "cannot write" in refused(StoreError, write_readouts, file, found)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("out.safetensors", b"before")]
 
     def interrupted(tensors: object, path: Path) -> None:
         path.write_bytes(b"half")

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from loopscope.errors import InputError
-from loopscope.files import reporting, sync_folder
+from loopscope.files import StoreError, first_line, reporting, sync_folder
 from loopscope.lm.ouro import Ouro
 from loopscope.lm.passes import LanguageModel, states
 from loopscope.program import F
@@ -81,12 +82,12 @@ def write_readouts(file: Path, found: Readouts) -> None:
     draft = file.with_name(f".{file.name}.{secrets.token_hex(6)}.draft")
     with reporting("write", file):
         try:
-            draft.touch(exist_ok=False)  # the system's own words where it refuses, which safetensors wraps
             save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, draft)
             with draft.open("rb") as written:
                 os.fsync(written.fileno())
             draft.replace(file)
             sync_folder(file.absolute().parent)
-        except BaseException:
+        except SafetensorError as error:  # how safetensors tells that the system refused
+            raise StoreError(f"cannot write {file}: {first_line(error)}") from error
+        finally:
             draft.unlink(missing_ok=True)
-            raise
