@@ -174,7 +174,7 @@ def test_what_could_not_be_estimated_is_null(run: Run, tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_named(run: Run, tmp_path: Path) -> None:
     written(Store(tmp_path / "mine"), [target(MAIN)])
-    victim = next((tmp_path / "mine").rglob("confirmation.safetensors"))
+    victim = next((tmp_path / "mine").rglob("confirmation.safetensors.xz"))
     flip(victim)
     for arguments in (["claims", "--results", "mine"], ["reproduce", "trajectories", "--results", "mine"]):
         code, out, err = run(*arguments)
