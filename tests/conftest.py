@@ -17,7 +17,9 @@ ANSWER_THEMSELVES = {"loopscope.execute", "loopscope.manifest", "loopscope.stats
 # The functions inside its functions would be decorated, which means compiled, anew at every call of the outer one.
 TOO_SLOW = {"loopscope.engine"}
 # Triton compiles the source of its kernels, and their annotations are words of its own language.
-COMPILED = {f"loopscope.training.{name}" for name in ("attention", "collect", "kernels", "norms", "shared")}
+COMPILED = {
+    f"loopscope.training.{name}" for name in ("attention", "collect", "kernels", "long_attention", "norms", "shared")
+}
 UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW | COMPILED
 
 

@@ -5,7 +5,7 @@ They are done on the tiny backbone of the zoo, and from nothing with toy recipes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from loopscope.errors import DamagedError, InputError
 from loopscope.experiments import campaign, suite, targets, trajectories
 from loopscope.experiments.campaign import Step, carry_out, export, from_nothing, steps
 from loopscope.experiments.histories import histories
-from loopscope.experiments.records import RECORD, Predictions, Record, load, records
+from loopscope.experiments.records import PIECE, RECORD, Predictions, Record, load, records
 from loopscope.experiments.subject import Subject
 from loopscope.experiments.suite import COHORTS, EXPERIMENTS, TRAJECTORIES, Cohort, Experiment, Role, Selection
 from loopscope.store import Store
@@ -150,6 +150,43 @@ def test_a_record_rests_on_the_maps_that_it_used(store: Store) -> None:
     }
     keys = {artefact.key for kind in (BACKBONE, MAP) for artefact in open_zoo().all(kind)}
     assert all(key in keys for each in store.all(RECORD) for key in each.manifest.inputs.values())
+
+
+def test_a_long_record_is_measured_in_pieces_and_loses_one_at_most(store: Store) -> None:
+    def cut(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{"part": part} for part in range(settings["parts"])]
+
+    def join(found: Sequence[Predictions]) -> Predictions:
+        return {"tiny-test": {"all": torch.cat([each["tiny-test"]["part"] for each in found])}}
+
+    done: list[Any] = []
+    breaks_on = 2
+
+    def measure(subject: Subject, **settings: Any) -> Predictions:
+        if settings.get("part") == breaks_on:
+            raise BrokenError
+        done.append(settings)
+        return {"tiny-test": {"part": torch.tensor([settings.get("part", -1)])}}
+
+    long = replace(experiment("long", measure, {"parts": 3}), pieces=suite.Pieces(cut, join), raw=True)
+    told: list[str] = []
+    with pytest.raises(BrokenError):
+        list(carry_out(todo(long), open_zoo(), store, CPU, told.append))
+    assert told == ["1/1 long on tiny-0", *(f"long on tiny-0: piece {number} of 3" for number in (1, 2, 3))]
+    assert (len(store.all(PIECE)), records(store)) == (2, [])
+
+    breaks_on = -1
+    (made,) = carry_out(todo(long), open_zoo(), store, CPU)
+    assert done == [{"part": 0}, {"part": 1}, {"part": 2}]  # none of them twice
+    assert made.predictions["tiny-test"]["all"].tolist() == [0, 1, 2]
+    assert made.cost["seconds"] > 0
+    (again,) = carry_out(todo(long), open_zoo(), store, CPU)
+    assert (len(done), again.predictions["tiny-test"]["all"].tolist()) == (3, [0, 1, 2])
+    assert (len(records(store)), export(store, Store(store.root / "other"))) == (1, 1)  # pieces are no records
+
+    short = replace(experiment("short", measure, {"parts": 1}), pieces=suite.Pieces(cut, join), raw=True)
+    list(carry_out(todo(short), open_zoo(), store, CPU))
+    assert (done[-1], len(store.all(PIECE))) == ({"parts": 1}, 3)  # nothing is cut into one
 
 
 def test_other_settings_are_another_record(store: Store) -> None:
@@ -353,6 +390,28 @@ def test_an_interrupted_campaign_goes_on_where_it_stopped(toys: Toys) -> None:
     assert toys.steered.done == ["toy-1", "toy-2", "toy-3"]
     after = {artefact.key: artefact.manifest.created for kind in (BACKBONE, MAP) for artefact in toys.store.all(kind)}
     assert after == trained
+
+
+def test_a_backbone_that_leads_is_measured_further(toys: Toys) -> None:
+    """Chosen by what was measured on all of the cohort, and not before all are there."""
+    other = replace(toys.cohort, name="others", more_seeds=(), maps=())
+    measured, asked = Measuring(trajectories.measure), []
+
+    def lead(found: Mapping[str, Predictions]) -> str:
+        asked.append(sorted(found))
+        return "toy-1"
+
+    def settings(role: Role, profile: str) -> list[dict[str, Any]]:
+        return [NATIVE | {"loops": 4 if role == "main" else 3}]
+
+    whole = Experiment("whole", "?", ("others",), measured, settings, lead=lead)
+    made = from_nothing(other, [whole], toys.store, Settings(CPU))
+    assert asked == [["toy-0", "toy-1"]]
+    assert [(record.facts.name, record.settings["loops"]) for record in made] == [
+        ("toy-0", 3), ("toy-1", 3), ("toy-1", 4)
+    ]  # fmt: skip
+    from_nothing(other, [replace(whole, cohorts=("elsewhere",))], toys.store, Settings(CPU))
+    assert len(asked) == 1
 
 
 def test_a_cohort_without_the_rule_is_measured_whole(toys: Toys) -> None:

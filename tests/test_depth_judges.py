@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.experiments import parity_lengths
+from loopscope.experiments import parity_counts
 from loopscope.experiments.claims import FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.experiments.continuation import BROAD, WITHHELD
 from loopscope.experiments.evidence import Evidence, scale
@@ -178,7 +178,7 @@ def test_the_limit_waits_for_all_gains_and_for_long_lengths() -> None:
 
 def test_long_lengths_come_from_stored_records_where_fresh_ones_have_none() -> None:
     stored = [bits(name, 2, 8 - number, far=(5, 4)) for number, name in enumerate(BITS)]
-    fresh = bits(BITS[0], 5, 4, settings=parity_lengths.QUICK)
+    fresh = bits(BITS[0], 5, 4, settings=parity_counts.QUICK)
     found = verdicts(*stored, fresh=[fresh])
     assert (found["parity.gain"].fresh, found["parity.gain"].stored) == (1, 2)
     assert found["parity.gain"].ours == "2 of 3 seeds; J minus native -10.0, 50.0, 40.0"
@@ -285,7 +285,7 @@ def test_raw_records_go_through_a_store_and_disturb_nobody(tmp_path: Path) -> No
     evidence = Evidence(loaded)
     assert evidence.selection.names == MAIN
     assert [evidence.tables(each) for each in evidence.every("parity")] == [[], [], []]
-    quick = bits(BITS[0], 2, 8, settings=parity_lengths.QUICK)
+    quick = bits(BITS[0], 2, 8, settings=parity_counts.QUICK)
     save(store, quick, {"backbone": "a" * 64})
     again = next(each for each in records(store, "parity") if each.settings)
     assert scale([again]) == scale([quick])  # though its settings come back as lists, in another order

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopscope.experiments import parity_lengths
+from loopscope.experiments import parity_counts
 from loopscope.experiments.claims import HOLDS, decide, decided_by
 from loopscope.experiments.continuation import BROAD, WITHHELD
 from loopscope.experiments.continuation_curves import hold
@@ -64,7 +64,7 @@ def bits(name: str) -> Record:
 
 def quick(name: str) -> Record:
     near = {"near": bands(range(45, 126, 20), half=4), "heat": heat(16)}
-    return replace(raw("parity", name, near), settings=dict(parity_lengths.QUICK))
+    return replace(raw("parity", name, near), settings=dict(parity_counts.QUICK))
 
 
 UPDATES = (0, 500, 1000)
@@ -231,6 +231,24 @@ def test_a_quick_record_of_parity_says_so() -> None:
     rows = rows_of(made.tables, "Right at t = n by range of lengths")
     assert "parity-0, 101-500, J" in rows
     assert "parity-0, 505-1000, J" not in rows
+
+
+def test_what_lower_precision_changed_is_told() -> None:
+    found = {"near": bands(range(1, 501)), "check": bands(range(100, 501, 100))}
+    made = section("parity", replace(raw("parity", BITS[0], found), settings={"products": "fp16"}))
+    (said,) = [each for each in made.text if "fp16" in each and "in fp32, 5 lengths" in each]
+    assert said.startswith(
+        "parity-0 was measured with products in fp16. The same strings in fp32, 5 lengths from 100 to"
+    )
+    assert said.count("a cell differs by 0.0 points in the mean, 0.0 at most") == 2
+
+
+def test_of_fresh_records_the_largest_is_shown() -> None:
+    """Whatever order a store gives them in: the backbone that leads has one record more, with long strings."""
+    near = raw("parity", BITS[0], {"near": bands(range(1, 501))})
+    whole = raw("parity", BITS[0], near.predictions | {"far": bands(range(500, 1001, 5))})
+    for fresh in ([near, whole], [whole, near]):
+        assert Evidence(fresh=fresh).of("parity")[BITS[0]] is whole
 
 
 def test_parts_of_parity_that_were_not_measured() -> None:

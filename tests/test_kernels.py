@@ -24,6 +24,7 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
+from loopscope.experiments import parity_counts  # noqa: E402
 from loopscope.model import (  # noqa: E402
     LoopedTransformer,
     ModelConfig,
@@ -32,12 +33,13 @@ from loopscope.model import (  # noqa: E402
     relations_config,
 )
 from loopscope.tasks.graph_walk import GraphWalk  # noqa: E402
-from loopscope.training import collect, kernels, norms, ops, streams  # noqa: E402
+from loopscope.training import collect, kernels, long_attention, norms, ops, streams  # noqa: E402
 from loopscope.training.cohort import Cohort, State  # noqa: E402
 from loopscope.training.layout import Layout, SharedBeginnings  # noqa: E402
 from loopscope.training.ops import Weight  # noqa: E402
 from loopscope.training.parity import ParityBackbones  # noqa: E402
 from loopscope.training.stack import Lane, Sink, Stack  # noqa: E402
+from tests.test_parity_counts import STEP, backbone  # noqa: E402
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 DTYPES = [FP32, FP16, BF16]
@@ -509,10 +511,51 @@ def test_attention_with_frozen_inputs(frozen: tuple[int, ...]) -> None:
 
 
 def test_attention_refuses_what_it_cannot_hold() -> None:
-    with pytest.raises(AssertionError, match="at most 64 tokens, not 65"):
-        kernels.attention(numbers(1, 65, 96), None, 65, 2)
-    with pytest.raises(AssertionError, match="10 rows are no whole number of runs of 4"):
-        kernels.attention(numbers(1, 10, 96), None, 4, 2)
+    for rows, tokens in ((10, 4), (140, 65)):
+        with pytest.raises(AssertionError, match=f"{rows} rows are no whole number of runs of {tokens}"):
+            kernels.attention(numbers(1, rows, 96), None, tokens, 2)
+    with pytest.raises(AssertionError, match="attention of 65 tokens has no gradient"):
+        kernels.attention(numbers(1, 65, 96).requires_grad_(), None, 65, 2)
+
+
+def whole_range(*bounds: Any) -> range:
+    """Python's, of numbers that the interpreter keeps as arrays: NumPy 2.4 takes only those of no axes for integers."""
+    return range(*(each if isinstance(each, int) else each.handle.data.item() for each in bounds))
+
+
+@pytest.fixture
+def _any_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not GPU:
+        monkeypatch.setattr(long_attention, "range", whole_range, raising=False)
+
+
+# Blocks of 64 tokens: the last of them with one row, some, all; parity's heads of 4, others, such as do not make 16.
+LONG = [(65, 8, 4), (100, 4, 4), (128, 2, 16), (193, 1, 8), (70, 1, 5)]
+
+
+@pytest.mark.usefixtures("_any_range")
+@pytest.mark.parametrize("dtype", ATTENTION_DTYPES)
+@pytest.mark.parametrize(("tokens", "heads", "each"), LONG + [(502, 64, 4), (1002, 64, 4)] * GPU)
+def test_attention_of_many_tokens(tokens: int, heads: int, each: int, dtype: torch.dtype) -> None:
+    wide = 3 * heads * each
+    qkv = numbers(2, 2 * tokens, wide, dtype=dtype)
+    for bias in (weight(2, wide), None) if tokens < 90 else (weight(2, wide),):
+        expected = ops.attention(qkv.double(), bias and Weight(bias.value.double()), tokens, heads)
+        found = kernels.attention(qkv, bias, tokens, heads)
+        assert found.dtype == dtype
+        assert_near(found.double(), expected, ATTENTION_TOLERANCE[dtype])
+
+
+@pytest.mark.usefixtures("_any_range")
+def test_attention_of_many_tokens_takes_any_scores() -> None:
+    """Scores in the thousands, whose exponentials no float holds; factors of two, so that tf32 holds them all."""
+    places = torch.arange(100, device=DEVICE)
+    qkv = torch.zeros(1, 100, 12, device=DEVICE)
+    qkv[0, :, 0], qkv[0, :, 4], qkv[0, :, 8] = 64.0, 128.0 * (places % 7 - 3), places.float()
+    best = torch.stack(
+        [torch.where((places <= row) & (places % 7 == min(int(row), 6)))[0].float().mean() for row in places]
+    )
+    torch.testing.assert_close(kernels.attention(qkv, None, 100, 1)[0, :, 0], best)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -671,10 +714,13 @@ COHORT_TOLERANCE = {FP32: 1.5e-2 if GPU else 2e-5, FP16: 1.5e-2, BF16: 1.2e-1}
 
 
 class KernelCohort(Cohort):
-    """What `Cohort` is on a GPU for products in dtype `low`, on any device."""
+    """What `Cohort` is on a GPU for products in dtype `low`, on any device; of plain weights, frozen."""
 
-    def __init__(self, config: ModelConfig, stack: Stack, low: torch.dtype) -> None:
-        super().__init__(config, stack.weights, "fp32", stack.sinks)
+    def __init__(self, config: ModelConfig, stack: Stack | dict[str, Tensor], low: torch.dtype) -> None:
+        if isinstance(stack, Stack):
+            super().__init__(config, stack.weights, "fp32", stack.sinks)
+        else:
+            super().__init__(config, stack, "fp32")
         self.ops, self.low = kernels, low
         self.weights = {name: w._replace(low=self._lowered(name, w.value)) for name, w in self.weights.items()}
 
@@ -714,6 +760,17 @@ def logits_and_gradients(
     logits = answers_of(cohort, tokens, layout, first)
     torch.manual_seed(1)
     return logits.detach(), stack.gradients((logits * numbers(*logits.shape)).sum()).clone()
+
+
+@pytest.mark.usefixtures("_any_range")
+@pytest.mark.parametrize("low", [FP32, FP16])
+def test_long_strings_are_counted_alike(low: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parity beyond 64 tokens, both conditions, as a GPU counts it: the same strings are right as in plain fp32."""
+    asked = backbone(), STEP, [63, 65], 1, 5, range(1, 4)
+    expected = parity_counts._right_by_loop(*asked, "fp32")
+    monkeypatch.setattr(parity_counts, "Cohort", lambda config, weights, _: KernelCohort(config, weights, low))
+    assert torch.equal(parity_counts._right_by_loop(*asked, "fp16"), expected)
+    assert 0 < expected.float().mean() < 1
 
 
 class WatchedLane(Lane):

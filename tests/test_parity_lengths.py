@@ -1,9 +1,8 @@
-"""Parity at long lengths: counts against runs of one length at a time; analyses of bands whose answers are known."""
+"""Parity at long lengths: analyses of bands whose answers are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pytest
@@ -13,155 +12,11 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.experiments import parity_lengths as lengths_of
 from loopscope.experiments import parity_timing as timing_of
-from loopscope.experiments.parity_lengths import QUICK, Band, Counts, at_exit, joined, mean_over_lengths, measure
-from loopscope.maps import DiagonalLowRank
-from loopscope.model import LoopedTransformer
-from loopscope.plain import plain_run
-from loopscope.program import F, J
+from loopscope.experiments.parity_counts import Counts
+from loopscope.experiments.parity_lengths import Band, at_exit, mean_over_lengths
 from loopscope.stats import fit_line
-from loopscope.tasks.parity import evaluation_bits, fixed_length, make_batch
-from loopscope.training.jobs import initial_model
-from tests.tiny import tiny_map
-from tests.toys import toy_parity
 
 Refused = Callable[..., str]
-STEP = tiny_map(1).requires_grad_(False)
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-
-@cache
-def backbone() -> LoopedTransformer:
-    """Random, but for a readout that tells the separator from PAD, so that some strings are right at some loops."""
-    generator = torch.Generator().manual_seed(56)
-    model = initial_model(toy_parity(), 0).requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    h, seen = model.call(model.embed(fixed_length(evaluation_bits(7, 8, 77)).tokens)), []
-    for _ in range(12):
-        seen.append(h[:, -2:])
-        h = model.call(h)
-    separator, pad = torch.cat(seen).mean(0)
-    rows, bit = torch.zeros(6, 16), torch.randn(16, generator=generator)
-    rows[0], rows[1], rows[3] = bit, -bit, 9 * (pad - separator)
-    bias = -rows @ separator
-    bias[3] -= rows[3] @ (pad - separator) / 2
-    bias[[2, 4, 5]] = -99.0
-    assert model.readout is not None
-    model.readout.weight.copy_(rows)
-    model.readout.bias.copy_(bias)
-    return model
-
-
-def alone(n: int, loops: int, strings: int, base: int, step: DiagonalLowRank | None) -> Tensor:
-    """Whether each string is right after each call, [loops, strings]: run with its own length, nothing shared."""
-    tokens, targets, answer = fixed_length(evaluation_bits(n, strings, base))
-    program = F**1
-    for _ in range(loops - 1):
-        program = program | F if step is None else program | J("own") | F
-    seen = plain_run(backbone(), {"main": tokens}, program, maps={} if step is None else {"own": step})
-    after = [seen.states[f"h{t}"] for t in range(1, loops + 1)]
-    told = torch.stack([backbone().read(h).argmax(-1) for h in after])
-    return ((told == targets) | ~answer).all(-1)
-
-
-@pytest.mark.parametrize("tokens", [1, 700, 10**6], ids=["one length at a time", "some together", "all together"])
-def test_bands_are_those_of_each_length_run_alone(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(lengths_of.TOKENS, "cpu", tokens)
-    asked = [1, 2, 5, 9, 11, 12, 16]
-    found = lengths_of.measure_bands(backbone(), STEP, asked, 7, base=5)
-    assert found["lengths"].tolist() == asked
-    assert found["strings"].tolist() == [3, 4]
-    assert all(tensor.dtype == torch.int32 for tensor in found.values())
-    assert found["right"].shape == (2, 2, 7, 21)
-    for condition, step in enumerate((None, STEP)):
-        for place, n in enumerate(asked):
-            right = alone(n, n + 10, 7, 5, step)
-            for offset in range(-10, 11):
-                counts = found["right"][condition, :, place, offset + 10].tolist()
-                there = right[n + offset - 1] if n + offset >= 1 else None
-                assert counts == ([-1, -1] if there is None else [int(there[:3].sum()), int(there[3:].sum())])
-    assert len(found["right"].unique()) > 3
-    assert not torch.equal(found["right"][0], found["right"][1])
-    native = lengths_of.measure_bands(backbone(), None, asked, 7, base=5)
-    assert torch.equal(native["right"], found["right"][:1])
-
-
-def test_heat_maps_are_those_of_each_length_run_alone() -> None:
-    found = lengths_of.measure_heat(backbone(), STEP, 12, 6, base=5)
-    assert found["strings"].tolist() == [6]
-    assert found["lengths"].tolist() == list(range(1, 13))
-    for condition, step in enumerate((None, STEP)):
-        alone_counts = [alone(n, 12, 6, 5, step).sum(1).tolist() for n in range(1, 13)]
-        assert found["right"][condition].tolist() == alone_counts
-    assert len(found["right"].unique()) > 3
-
-
-def test_what_follows_a_string_changes_no_state_of_it() -> None:
-    """Why lengths may share a batch: attention is causal, and there are no positions."""
-    model, bits, own = backbone().double(), evaluation_bits(9, 4, 1), torch.tensor([9] * 4)
-    try:
-        short = model.embed(fixed_length(bits).tokens)
-        long = model.embed(make_batch(torch.nn.functional.pad(bits, (0, 6)), own, 15).tokens)
-        for _ in range(40):
-            short, long = model.call(short), model.call(long)
-            torch.testing.assert_close(long[:, :11], short, rtol=1e-9, atol=1e-9)
-    finally:
-        model.float()
-
-
-def test_parts_and_their_strings() -> None:
-    small = {"near": (2, 8, 3), "strings": 4, "far": [10, 14, 2], "far_strings": 6, "heat": 5, "heat_strings": 3}
-    found = measure(backbone(), STEP, 2, **small)
-    assert [(part, each["lengths"].tolist()) for part, each in found.items()] == [
-        ("near", [2, 5, 8]), ("far", [10, 12, 14]), ("heat", [1, 2, 3, 4, 5])
-    ]  # fmt: skip
-    bases = {"near": 2026083901 + 200, "far": 2026092401, "heat": 2026083201 + 200}
-    assert torch.equal(
-        found["near"]["right"], lengths_of.measure_bands(backbone(), STEP, [2, 5, 8], 4, bases["near"])["right"]
-    )
-    again = lengths_of.measure_bands(backbone(), STEP, [10, 12, 14], 6, bases["far"])
-    assert torch.equal(found["far"]["right"], again["right"])
-    assert torch.equal(found["heat"]["right"], lengths_of.measure_heat(backbone(), STEP, 5, 3, bases["heat"])["right"])
-    assert list(measure(backbone(), None, 0, near=None, far=[4, 4, 1], heat=0)) == ["far"]
-
-
-def test_pieces_make_one_part(refused: Refused) -> None:
-    def piece(lengths: list[int], strings: int = 4, step: DiagonalLowRank | None = STEP) -> dict[str, Tensor]:
-        return lengths_of.measure_bands(backbone(), step, lengths, strings, base=5)
-
-    whole, together = piece([3, 4, 9]), joined([piece([3]), piece([4, 9])])
-    assert whole.keys() == together.keys()
-    assert all(torch.equal(whole[name], together[name]) for name in whole)
-    for other in (piece([3, 4]), piece([9], strings=6), piece([9], step=None)):
-        assert "same strings" in refused(InputError, joined, [piece([4]), other])
-
-
-def test_the_quick_profile_shows(refused: Refused) -> None:
-    found = measure(backbone(), STEP, 0, **QUICK)
-    notes = {table.title: table.note for table in timing_of.tables(found)}
-    assert notes["Right at t = n, lengths 1-100"].startswith("3 lengths from 45 to 85, 8 strings each")
-    assert notes["Right at t = n, lengths 101-500"].startswith("2 lengths from 105 to 125, 8 strings each")
-    assert not any("1000" in title for title in notes)
-    refused(InputError, at_exit, found, 505, 1000)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"strings": 1}, "1 strings cannot be split into halves"),
-        ({"near": (0, 5, 1)}, r"first, last, step .* not \[0, 5, 1\]"),
-        ({"near": (6, 5, 1)}, r"not \[6, 5, 1\]"),
-        ({"near": (1, 5)}, r"not \[1, 5\]"),
-        ({"near": None, "far": None, "heat": -3}, "1 to -3 bits make no heat map"),
-    ],
-)
-def test_grids_that_are_none(settings: dict[str, object], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        measure(backbone(), STEP, 0, **{"far": None, "heat": 0, "strings": 2, **settings})
-    with pytest.raises(InputError, match="increasing"):
-        lengths_of.measure_bands(backbone(), STEP, [3, 3], 2, 0)
-
 
 # ---- planted bands ---------------------------------------------------------------------------------------------------
 
@@ -369,6 +224,22 @@ def test_claims(refused: Refused) -> None:
     assert refused(InputError, lengths_of.claim_limit, cohort) == (
         "part 'far' was not measured; there are near (nearest: near)"
     )
+
+
+def test_agreement_compares_the_same_cells() -> None:
+    near, exact = planted(range(1, 501), half=50), planted(range(100, 501, 200), half=50)
+    assert lengths_of.agreement({"near": near}) is None
+    assert lengths_of.agreement({"near": near, "check": planted(range(600, 700, 50))}) is None
+    counts: Counts = {"near": near, "check": exact}
+    told = lengths_of.agreement(counts)
+    assert told is not None
+    assert told.startswith("3 lengths from 100 to 500, 100 strings each, the 21 loops around t = n: native ")
+    assert told.count("a cell differs by 0.0 points in the mean, 0.0 at most") == 2
+    exact["right"][1, 0, 2, 7] += 21  # of 100 strings, in one of 63 cells
+    told = lengths_of.agreement(counts)
+    assert told is not None
+    assert told.count("a cell differs by 0.0 points in the mean, 0.0 at most") == 1
+    assert told.endswith("a cell differs by 0.3 points in the mean, 21.0 at most.")
 
 
 def test_heat_maps_and_their_dots(refused: Refused) -> None:

@@ -1,7 +1,7 @@
 """Campaigns: carry out the suite, on released weights or from nothing, one record after the other.
 
-Every step is an artefact.  What a store already holds is not done again, so an interrupted campaign goes on where it
-stopped, and a second one takes no time.
+Every step is an artefact, and so is every piece of a long one.  What a store already holds is not done again, so an
+interrupted campaign goes on where it stopped, and a second one takes no time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from loopscope.artefacts import BACKBONE, name_of
 from loopscope.errors import InputError
 from loopscope.experiments.histories import keep
-from loopscope.experiments.records import RECORD, Facts, Record, config_of, load, save
+from loopscope.experiments.records import PIECE, RECORD, Facts, Predictions, Record, config_of, load, save
 from loopscope.experiments.subject import Meter, Subject, load_subject
 from loopscope.experiments.suite import (
     COHORTS,
@@ -83,10 +83,10 @@ def carry_out(
             subjects = {
                 step.backbone: load_subject(weights, step.backbone, device, step.cohort.prefix, step.cohort.task)
             }
-        yield measured(step, subjects[step.backbone], weights, store)
+        yield measured(step, subjects[step.backbone], weights, store, tell)
 
 
-def measured(step: Step, subject: Subject, weights: Store, store: Store) -> Record:
+def measured(step: Step, subject: Subject, weights: Store, store: Store, tell: Tell = lambda _: None) -> Record:
     """One record, found in the store or made; `weights` is where the subject comes from."""
     inputs = {BACKBONE: subject.key} | {
         f"{target}-{number}": key
@@ -98,16 +98,45 @@ def measured(step: Step, subject: Subject, weights: Store, store: Store) -> Reco
     known = store.find(RECORD, config_of(name, subject.name, step.settings), inputs)
     if known is not None:
         return load(known)
-    before, started = Meter(subject.meter.rows, subject.meter.plain_rows), time.perf_counter()
-    predictions = step.experiment.measure(subject, **step.settings)
-    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": _in_words(subject.device)}
-    if subject.meter != before:
-        cost["forwards"] = subject.forwards(subject.meter.rows - before.rows)
-        cost["plain"] = subject.forwards(subject.meter.plain_rows - before.plain_rows)
+    pieces = step.experiment.pieces
+    cuts = [] if pieces is None else pieces.cut(step.settings)
+    if pieces is None or len(cuts) < 2:
+        predictions, cost = _measure(step.experiment, subject, step.settings)
+    else:
+        found = []
+        for number, settings in enumerate(cuts, 1):
+            tell(f"{step}: piece {number} of {len(cuts)}")
+            found.append(_piece(step.experiment, subject, settings, inputs, store))
+        predictions = pieces.join([each.predictions for each in found])
+        cost = {"seconds": sum(each.cost["seconds"] for each in found), "device": found[-1].cost["device"]}
     notes = {} if step.experiment.notes is None else step.experiment.notes(weights, subject.name, step.cohort.prefix)
     record = Record(name, Facts.of(subject), predictions, step.settings, cost, notes, step.experiment.raw)
     save(store, record, inputs, subject.device)
     return record
+
+
+def _piece(
+    experiment: Experiment, subject: Subject, settings: dict[str, Any], inputs: dict[str, str], store: Store
+) -> Record:
+    """One piece of a long record, found in the store or made."""
+    known = store.find(PIECE, config_of(experiment.name, subject.name, settings), inputs)
+    if known is not None:
+        return load(known)
+    predictions, cost = _measure(experiment, subject, settings)
+    record = Record(experiment.name, Facts.of(subject), predictions, settings, cost, raw=experiment.raw)
+    save(store, record, inputs, subject.device, PIECE)
+    return record
+
+
+def _measure(experiment: Experiment, subject: Subject, settings: dict[str, Any]) -> tuple[Predictions, dict[str, Any]]:
+    """What was measured, and what it cost."""
+    before, started = Meter(subject.meter.rows, subject.meter.plain_rows), time.perf_counter()
+    predictions = experiment.measure(subject, **settings)
+    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": _in_words(subject.device)}
+    if subject.meter != before:
+        cost["forwards"] = subject.forwards(subject.meter.rows - before.rows)
+        cost["plain"] = subject.forwards(subject.meter.plain_rows - before.plain_rows)
+    return predictions, cost
 
 
 def _in_words(device: torch.device) -> str:
@@ -122,6 +151,8 @@ def from_nothing(
     """Train a cohort, choose by the rule, fit its maps, measure: everything of it, into one store.
 
     The rule comes before the first map.  If it finds too few backbones, `more_seeds` are trained and it is asked again.
+    Where an experiment chooses a backbone by what was measured on all (`lead`), that one is then measured as the main
+    one.
     """
     for seeds in (cohort.seeds, cohort.more_seeds):
         for recipe in cohort.recipes if seeds else ():
@@ -135,9 +166,20 @@ def from_nothing(
         for name in _by_seed(cohort, set(trained)):
             fit(recipes, trained[name], list(cohort.fits), store, settings)
     todo = steps(store, [cohort], experiments, chosen, "paper")
-    made = carry_out(todo, store, store, settings.device, tell)
+    made = list(carry_out(todo, store, store, settings.device, tell))
+    more = [step for experiment in experiments for step in _led(cohort, experiment, made, store)]
+    made += carry_out(more, store, store, settings.device, tell)
     asked = {each.name for each in experiments}
     return [*(record for record in native if record.experiment not in asked), *made]
+
+
+def _led(cohort: Cohort, experiment: Experiment, made: Sequence[Record], store: Store) -> list[Step]:
+    """The steps of the backbone that an experiment chooses, once all of the cohort were measured."""
+    found = {record.facts.name: record.predictions for record in made if record.experiment == experiment.name}
+    if experiment.lead is None or cohort.name not in experiment.cohorts or not set(cohort.backbones) <= set(found):
+        return []
+    name = experiment.lead(found)
+    return [step for step in steps(store, [cohort], [experiment], Selection((name,)), "paper") if step.backbone == name]
 
 
 def _select(cohort: Cohort, store: Store, device: torch.device, tell: Tell) -> tuple[Selection, list[Record]]:

@@ -12,7 +12,8 @@ from typing import TypeVar
 from loopscope.experiments import chains, continuation_curves, parity_lengths
 from loopscope.experiments.continuation import WITHHELD
 from loopscope.experiments.evidence import ROUNDING, Evidence, Finding, at_least, at_most, listed, mean_of
-from loopscope.experiments.parity_lengths import GAIN, GAINED, LIMIT, NATIVE, WITH_J
+from loopscope.experiments.parity_counts import FAR, NATIVE, WITH_J
+from loopscope.experiments.parity_lengths import GAIN, GAINED, LIMIT
 from loopscope.experiments.records import Facts, Predictions, Record, Row, apart, percent
 from loopscope.experiments.suite import CHAINS, COHORTS, CONTINUATION, PARITY
 
@@ -101,7 +102,7 @@ def parity_limit(evidence: Evidence) -> Finding | None:
 
     Records that have those lengths come before such as do not, also before fresh ones.
     """
-    records = evidence.of(PARITY) | evidence.of(PARITY, parity_lengths.FAR)
+    records = evidence.of(PARITY) | evidence.of(PARITY, FAR)
     gains, complete = _of_cohort(_gains(records), "parity")
     if not gains:
         return None

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from loopscope.experiments.records import Record, Row, Table, percent
-from loopscope.experiments.suite import EXPERIMENTS, Selection, selection
+from loopscope.experiments.suite import EXPERIMENTS, Role, Selection, selection
 from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.tasks.populations import population
 
@@ -26,10 +26,10 @@ class Evidence:
     def records(self) -> list[Record]:
         """One record for each experiment, backbone and set of populations, by number of the seed, fresh ones last.
 
-        Of stored ones, it is the one with the most answers: what was measured on all graphs, not on some.
+        Of several, it is the one with the most answers: what was measured on all graphs, not on some.
         """
         stored = {_subject_of(record): record for record in sorted(self.stored, key=_answers)}
-        fresh = {_subject_of(record): record for record in self.fresh}
+        fresh = {_subject_of(record): record for record in sorted(self.fresh, key=_answers)}
         found = [*(record for subject, record in stored.items() if subject not in fresh), *fresh.values()]
         return sorted(found, key=lambda record: (record.experiment, *split(record.facts.name)))
 
@@ -41,7 +41,7 @@ class Evidence:
     def of(self, experiment: str, where: str | None = None) -> dict[str, Record]:
         """The records of an experiment (with a population) by backbone.
 
-        Where a backbone has several, with other populations each, it is a fresh one, or else the largest.
+        Where a backbone has several, with other populations each, it is the largest fresh one, or else the largest.
         """
         return {record.facts.name: record for record in self.every(experiment) if where in (None, *record.predictions)}
 
@@ -153,7 +153,8 @@ def scale(records: Iterable[Record]) -> str:
     shortened = set()
     for record in records:
         if record.raw:
-            if record.settings not in EXPERIMENTS[record.experiment].settings("other", "paper"):
+            settings = EXPERIMENTS[record.experiment].settings
+            if record.settings and not any(record.settings in settings(role, "paper") for role in get_args(Role)):
                 shortened.add(", ".join(_setting(*each) for each in sorted(record.settings.items())))
             continue
         for where, found in record.predictions.items():

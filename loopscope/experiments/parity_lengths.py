@@ -4,52 +4,28 @@ Backbones are trained on 1-20 bits, maps on 20-40.  Near t = n, accuracy rises a
 peaks drifts with the length.  J may therefore gain accuracy in two ways: by a better computation, or by moving a band
 of right answers onto t = n.  Loops around t = n are therefore counted, too; `parity_timing` tells the two apart.
 
-Measuring follows the same strings without J and with J, and counts the right ones, loop by loop.  A string is right
-if the parity bit at the separator and the PAD behind it are both right.  Everything else needs the counts alone.
+`parity_counts` follows the same strings without J and with J, and counts the right ones, loop by loop.  A string is
+right if the parity bit at the separator and the PAD behind it are both right.  Here the counts alone are needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as nnf
-from jaxtyping import Bool, Float, Int, Int32
-from torch import Tensor
+from jaxtyping import Float, Int
 
 from loopscope.errors import InputError, nearest
-from loopscope.experiments.records import Row
-from loopscope.model import LoopedTransformer
-from loopscope.protocol import TokenMap
+from loopscope.experiments.parity_counts import CHECK, CONDITIONS, FAR, HEAT, NATIVE, NEAR, REACH, WITH_J, Counts
+from loopscope.experiments.records import Row, percent
 from loopscope.stats import Estimate
-from loopscope.tasks.parity import evaluation_bits, make_batch
-
-Counts = dict[str, dict[str, Tensor]]
-"""By part (near, far, heat) and name; see `measure`."""
 
 Published = Mapping[int | None, tuple[float, float]]
 """Published numbers, native and with J, by backbone."""
 
-NEAR, FAR, HEAT = "near", "far", "heat"
-CONDITIONS = NATIVE, WITH_J = ("native", "J")
 GAIN = "J minus native"
-
-REACH = 10
-"""Loops read on either side of t = n."""
-
-NEAR_BASE, FAR_BASE, HEAT_BASE, PER_BACKBONE = 2026083901, 2026092401, 2026083201, 100
-"""Seeds of the strings, see `evaluation_bits`.  All but the far ones are other strings for every backbone."""
-
-QUICK: Mapping[str, Any] = {"near": (45, 125, 20), "strings": 8, "far": None, "heat": 16, "heat_strings": 8}
-"""Settings of `measure` for a CPU: five lengths, few strings, and nothing beyond 125 bits."""
-
-TOKENS = {"cpu": 2**12, "cuda": 2**16}
-"""Tokens that advance together: what keeps a GPU busy, and what a CPU's caches bear."""
 
 BANDS = {(1, 100): NEAR, (101, 500): NEAR, (505, 1000): FAR}
 """Ranges of lengths that are averaged, and the part they are in."""
@@ -68,154 +44,6 @@ PAPER_LIMIT: Published = {2: (0.4755, 0.3640)}
 SEED = 2026092317
 BLOCK, DRAWS = 20, 5_000
 RESAMPLED = "mean over lengths with equal weight; blocks of neighbouring lengths are resampled"
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-
-def measure(
-    model: LoopedTransformer,
-    step: TokenMap | None,
-    seed: int,
-    *,
-    near: Sequence[int] | None = (1, 500, 1),
-    strings: int = 64,
-    far: Sequence[int] | None = (500, 1000, 5),
-    far_strings: int = 128,
-    heat: int = 60,
-    heat_strings: int = 256,
-) -> Counts:
-    """How many strings are right, by part; `seed` is the backbone's, and J (if any) acts before calls 2, 3, ...
-
-    - `near`, `far`: as `measure_bands`, for lengths first, first + step, ..., last.
-    - `heat`: as `measure_heat`, lengths and loops 1 to `heat`.
-
-    None (0 for `heat`) leaves a part out.  Runs where the model is, in its precision.  The lengths and the number of
-    strings are among the counts, so that a smaller grid shows.
-    """
-    parts: Counts = {}
-    own = PER_BACKBONE * seed
-    if near is not None:
-        parts[NEAR] = measure_bands(model, step, _lengths(near), strings, NEAR_BASE + own)
-    if far is not None:
-        parts[FAR] = measure_bands(model, step, _lengths(far), far_strings, FAR_BASE)
-    if heat:
-        parts[HEAT] = measure_heat(model, step, heat, heat_strings, HEAT_BASE + own)
-    return parts
-
-
-def measure_bands(
-    model: LoopedTransformer, step: TokenMap | None, lengths: Sequence[int], strings: int, base: int
-) -> dict[str, Tensor]:
-    """Right strings of every length n at the loops t = n - 10, ..., n + 10; int32 tensors on the CPU.
-
-    - `lengths` [lengths], increasing; `strings` [2], the strings of each half.
-    - `right` [conditions, halves, lengths, offsets]: native and, with a map, J.  -1 where there is no loop t >= 1.
-
-    Halves, so that whatever is chosen on one can be scored on the other.  InputError for fewer than two strings, or
-    lengths that are none.
-    """
-    if strings < 2:
-        raise InputError(f"{strings} strings cannot be split into halves (nearest: 2)")
-    if not lengths or lengths[0] < 1 or any(b <= a for a, b in pairwise(lengths)):
-        raise InputError(f"lengths must be increasing whole numbers from 1 on, not {list(lengths)}")
-    halves = [strings // 2, strings - strings // 2]
-    found = []
-    for group in _groups(lengths, strings, model, step):
-        right = _right_by_loop(model, step, group, strings, base, group[-1] + REACH)
-        found += [_around(right[:, :, place], n, halves) for place, n in enumerate(group)]
-    return {"lengths": _int32(lengths), "strings": _int32(halves), "right": torch.stack(found, 2)}
-
-
-def joined(pieces: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One part from pieces with ever longer lengths, each as `measure_bands` gave it.
-
-    InputError unless all have the same conditions and as many strings.
-    """
-    lengths = torch.cat([piece["lengths"] for piece in pieces])
-    alike = {(tuple(piece["strings"].tolist()), len(piece["right"])) for piece in pieces}
-    if len(alike) > 1 or bool((lengths.diff() <= 0).any()):
-        raise InputError("pieces can be joined if lengths grow and all have the same strings a length and conditions")
-    right = torch.cat([piece["right"] for piece in pieces], 2)
-    return {"lengths": lengths, "strings": pieces[0]["strings"], "right": right}
-
-
-def measure_heat(
-    model: LoopedTransformer, step: TokenMap | None, last: int, strings: int, base: int
-) -> dict[str, Tensor]:
-    """Right strings of the lengths 1..last at the loops 1..last; int32 tensors on the CPU.
-
-    `lengths` [last], `strings` [1], `right` [conditions, lengths, loops].  InputError for less than one of either.
-    """
-    if last < 1 or strings < 1:
-        raise InputError(f"{strings} strings of 1 to {last} bits make no heat map (nearest: 1 of each)")
-    found = [
-        _right_by_loop(model, step, group, strings, base, last).sum(-1, dtype=torch.int32).permute(1, 2, 0)
-        for group in _groups(range(1, last + 1), strings, model, step)
-    ]
-    return {"lengths": _int32(range(1, last + 1)), "strings": _int32([strings]), "right": torch.cat(found, 1)}
-
-
-def _lengths(grid: Sequence[int]) -> range:
-    match list(grid):
-        case [int(first), int(last), int(every)] if 1 <= first <= last and every >= 1:
-            return range(first, last + 1, every)
-    raise InputError(f"lengths are given as first, last, step with 1 <= first <= last and step >= 1, not {list(grid)}")
-
-
-def _groups(
-    lengths: Sequence[int], strings: int, model: LoopedTransformer, step: TokenMap | None
-) -> Iterator[Sequence[int]]:
-    """Neighbouring lengths that share a batch, as many as `TOKENS` allows for, at least one."""
-    allowed = TOKENS.get(next(model.parameters()).device.type, TOKENS["cpu"]) // (strings * (1 if step is None else 2))
-    first = 0
-    for end, n in enumerate(lengths):
-        if first < end and (end + 1 - first) * (n + 2) > allowed:
-            yield lengths[first:end]
-            first = end
-    yield lengths[first:]
-
-
-@torch.no_grad()
-def _right_by_loop(
-    model: LoopedTransformer, step: TokenMap | None, lengths: Sequence[int], strings: int, base: int, loops: int
-) -> Bool[Tensor, "loops conditions lengths strings"]:
-    """Whether each string is right after each of `loops` calls, on the CPU; one pass, both conditions side by side.
-
-    All strings are padded to the longest.  Attention is causal, so nothing behind the PAD that belongs to a string can
-    change its answer: it is the one of a batch of that length alone, up to float rounding.
-    """
-    device, longest = next(model.parameters()).device, lengths[-1]
-    bits = torch.cat([nnf.pad(evaluation_bits(n, strings, base), (0, longest - n)) for n in lengths])
-    own = torch.tensor(lengths).repeat_interleave(strings)
-    batch = make_batch(bits, own, longest)
-    answer = own[:, None] + torch.arange(2)  # the separator and one PAD: a string alone has no more
-    expected = batch.targets.gather(1, answer).to(device)
-    native, conditions = len(bits), 1 if step is None else 2
-    h = model.embed(batch.tokens.to(device)).repeat(conditions, 1, 1)
-    each, rows = torch.arange(len(h), device=device)[:, None], answer.to(device).repeat(conditions, 1)
-    right = torch.empty(loops, conditions, native, dtype=torch.bool, device=device)
-    for call in range(1, loops + 1):
-        if step is not None and call > 1:
-            h[native:] = step(h[native:])
-        h = model.call(h)
-        told = model.read(h[each, rows]).argmax(-1).view(conditions, native, 2)
-        right[call - 1] = (told == expected).all(-1)
-    return right.cpu().unflatten(-1, (len(lengths), strings))
-
-
-def _around(
-    right: Bool[Tensor, "loops conditions strings"], length: int, halves: list[int]
-) -> Int32[Tensor, "conditions halves offsets"]:
-    """The counts of one length at loops n - 10, ..., n + 10; -1 where there is none."""
-    missing = max(0, REACH + 1 - length)
-    loops = right[length - REACH - 1 + missing : length + REACH]
-    counts = torch.stack([half.sum(-1, dtype=torch.int32) for half in loops.split(halves, -1)])
-    return nnf.pad(counts.permute(2, 0, 1), (missing, 0), value=-1)
-
-
-def _int32(values: Sequence[int]) -> Int32[Tensor, " n"]:
-    return torch.tensor(list(values), dtype=torch.int32)
 
 
 # ---- bands -----------------------------------------------------------------------------------------------------------
@@ -258,7 +86,11 @@ class Band:
 
     def within(self, first: int, last: int) -> Band:
         """The lengths from first to last."""
-        kept = (first <= self.lengths) & (self.lengths <= last)
+        return self.at(np.arange(first, last + 1))
+
+    def at(self, lengths: Int[np.ndarray, " some"]) -> Band:
+        """Those of these lengths that there are."""
+        kept = np.isin(self.lengths, lengths)
         return Band(self.lengths[kept], self.strings, self.right[:, :, kept])
 
     def accuracy(self, condition: str, half: int | None = None) -> Float[np.ndarray, "lengths offsets"]:
@@ -335,14 +167,40 @@ def claim_gain(cohort: Mapping[str, Counts], published: Mapping[str, int] | None
     return {name: at_exit(counts, *GAINED, known.get(name))[GAIN] for name, counts in cohort.items()}
 
 
+def gains_most(cohort: Mapping[str, Counts]) -> str:
+    """The backbone that gains most by J over 101-500: the one whose far lengths a claim is about."""
+    gains = claim_gain(cohort)
+    return max(gains, key=lambda name: gains[name].estimate.value)
+
+
 def claim_limit(cohort: Mapping[str, Counts], published: Mapping[str, int] | None = None) -> tuple[str, dict[str, Row]]:
     """The backbone that gains most over 101-500, and its accuracy over 505-1000: native, J, J minus native.
 
     InputError where its far lengths were not measured.
     """
-    gains = claim_gain(cohort)
-    most = max(gains, key=lambda name: gains[name].estimate.value)
+    most = gains_most(cohort)
     return most, at_exit(cohort[most], *LIMIT, (published or {}).get(most))
+
+
+def agreement(counts: Counts) -> str | None:
+    """What lower precision changes, in words: the lengths run in fp32, too, beside the same cells of near.
+
+    A cell is a length and a loop.  None where nothing was run twice.
+    """
+    if CHECK not in counts or NEAR not in counts:
+        return None
+    exact, near = Band.of(counts, CHECK), Band.of(counts, NEAR)
+    exact, same = exact.at(near.lengths), near.at(exact.lengths)
+    if not len(exact.lengths):
+        return None
+    said = []
+    for condition in exact.conditions:
+        a, b = exact.accuracy(condition), same.accuracy(condition)
+        apart = np.abs(a - b)
+        means = f"{percent(float(np.nanmean(b)))} % right, {percent(float(np.nanmean(a)))} in fp32"
+        cells = f"a cell differs by {percent(float(np.nanmean(apart)))} points in the mean"
+        said.append(f"{condition} {means}; {cells}, {percent(float(np.nanmax(apart)))} at most")
+    return f"{exact.measured}, the 21 loops around t = n: {'. '.join(said)}."
 
 
 # ---- heat map --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Near t = n, accuracy rises and falls with a period of about four loops, and where it peaks drifts with the length.
 `timings` gives that drift, by the paper's estimator and by a robust one; `exits` reads the same runs at other loops.
-All of it follows from the counts of `parity_lengths`.
+All of it follows from the counts of `parity_counts`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from loopscope.experiments.parity_counts import FAR, NATIVE, NEAR, REACH, WITH_J, Counts
 from loopscope.experiments.parity_lengths import (
     BANDS,
     DRAWS,
-    FAR,
     GAIN,
     LIMIT,
-    NATIVE,
-    NEAR,
-    REACH,
     RESAMPLED,
-    WITH_J,
     Band,
-    Counts,
     at_exit,
     block_of,
     mean_over_lengths,

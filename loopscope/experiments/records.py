@@ -6,7 +6,8 @@ time, by anybody, without weights.
 
 In a store a record is an artefact of kind `record`: `record.json` and one compressed safetensors file per population,
 two nodes to a byte.  Populations are regenerated from their recipes, so a record holds no graphs.  Where single answers
-would be too many, a record holds counts; these are stored as they are (`raw`).
+would be too many, a record holds counts; these are stored as they are (`raw`).  Of a record that takes long, each piece
+is kept in the same form, as an artefact of kind `piece`, so that an interrupted measurement loses one piece at most.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from loopscope.files import damaged
 from loopscope.stats import Estimate
 from loopscope.store import Artefact, Store
 
-RECORD = "record"
+RECORD, PIECE = "record", "piece"
 ABOUT = "record.json"
 VERSION = 2
 SUFFIX = ".safetensors.xz"
@@ -119,10 +120,12 @@ def config_of(experiment: str, subject: str, settings: Mapping[str, Any]) -> dic
     return {"experiment": experiment, "version": VERSION, "subject": subject, "settings": dict(settings)}
 
 
-def save(store: Store, record: Record, inputs: Mapping[str, str], device: torch.device | str = "cpu") -> Artefact:
-    """Write a record; `inputs` are the keys of the backbone and of the maps it was measured on."""
+def save(
+    store: Store, record: Record, inputs: Mapping[str, str], device: torch.device | str = "cpu", kind: str = RECORD
+) -> Artefact:
+    """Write a record or a piece; `inputs` are the keys of the backbone and of the maps it was measured on."""
     config = config_of(record.experiment, record.facts.name, record.settings)
-    with store.write(RECORD, config, dict(inputs), device) as draft:
+    with store.write(kind, config, dict(inputs), device) as draft:
         about = {"facts": asdict(record.facts), "cost": dict(record.cost), "notes": dict(record.notes)}
         draft.json(ABOUT, about | {"raw": record.raw})
         for where, found in record.predictions.items():
@@ -132,9 +135,12 @@ def save(store: Store, record: Record, inputs: Mapping[str, str], device: torch.
 
 
 def load(artefact: Artefact) -> Record:
-    """A stored record, its files hashed.  InputError for another kind, DamagedError for one that is not as written."""
+    """A stored record or piece, its files hashed.
+
+    InputError for another kind, DamagedError for one that is not as written.
+    """
     manifest = artefact.manifest
-    if manifest.kind != RECORD:
+    if manifest.kind not in (RECORD, PIECE):
         raise InputError(f"{artefact.folder} is a {manifest.kind}, not a {RECORD}")
     match artefact.json(ABOUT), manifest.config:
         case (

@@ -5,9 +5,9 @@ Values only.  `campaign` carries them out, `claims` judges what came out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from loopscope.errors import InputError, nearest
 from loopscope.experiments import (
@@ -17,6 +17,7 @@ from loopscope.experiments import (
     crossing,
     learning,
     matched,
+    parity_counts,
     parity_lengths,
     switching,
     targets,
@@ -110,6 +111,13 @@ COHORTS: Mapping[str, Cohort] = {
 }
 
 
+class Pieces(NamedTuple):
+    """How a long measurement is cut into pieces: the settings of each, and one result from theirs."""
+
+    cut: Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+    join: Callable[[Sequence[Predictions]], Predictions]
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One kind of record.
@@ -131,6 +139,10 @@ class Experiment:
     """What else to keep of a backbone's weights, given their store, its name and the prefix of its maps' recipes."""
     raw: bool = False
     """Whether it keeps counts rather than the node answered by every instance."""
+    pieces: Pieces | None = None
+    """None: a record is measured in one go."""
+    lead: Callable[[Mapping[str, Predictions]], str] | None = None
+    """The backbone that counts as the main one, by what was measured on all; None: the mechanism's rule decides."""
 
 
 def _trajectories(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -171,7 +183,10 @@ def _continuation(role: Role, profile: Profile) -> list[dict[str, Any]]:
 
 
 def _parity(role: Role, profile: Profile) -> list[dict[str, Any]]:
-    return [{}] if profile == "paper" else [dict(parity_lengths.QUICK)]
+    if profile == "quick":
+        return [dict(parity_counts.QUICK)]
+    near = {"products": "fp16", "check": PARITY_CHECK}
+    return [near if role == "main" else near | {"far": None}]
 
 
 def _chains(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -188,9 +203,7 @@ def _measure_continuation(subject: Subject, graphs: int | None = None) -> Predic
 def _measure_parity(subject: Subject, **grid: Any) -> Predictions:
     """Without J and, where there is one, with it."""
     maps = subject.maps.get("parity-staged", [])
-    return parity_lengths.measure(
-        subject.model, maps[0] if maps else None, int(subject.name.rpartition("-")[2]), **grid
-    )
+    return parity_counts.measure(subject.model, maps[0] if maps else None, int(subject.name.rpartition("-")[2]), **grid)
 
 
 def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
@@ -200,6 +213,9 @@ def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
     fits = subject.trails.get(recipe.name) or [{last: step} for step in subject.maps.get(recipe.name, [])]
     return chains.measure(subject.model, fits, **queries)
 
+
+PARITY_CHECK = [100, 500, 100]
+"""Lengths of parity that are run with products in fp32, too, where all are run in fp16."""
 
 QUICK_CONTINUED = 32
 """Graphs of eight-node continuation in the quick profile, of 8,192 and 512."""
@@ -251,6 +267,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         Experiment(
             PARITY, "Does J improve parity beyond the trained lengths, or its timing?", ("parity",),
             _measure_parity, _parity, ("parity-staged",), raw=True,
+            pieces=Pieces(parity_counts.pieces, parity_counts.whole), lead=parity_lengths.gains_most,
         ),
         Experiment(
             CHAINS, "Does J let chains of relations grow beyond the trained length?", ("relations",),

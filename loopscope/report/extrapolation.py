@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from loopscope.experiments import chains, continuation, continuation_curves, parity_lengths, parity_timing
+from loopscope.experiments import (
+    chains,
+    continuation,
+    continuation_curves,
+    parity_counts,
+    parity_lengths,
+    parity_timing,
+)
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.depth_judges import chained
 from loopscope.experiments.evidence import ROUNDING, Evidence, scale, split
@@ -140,7 +147,7 @@ SMOOTH, SMOOTH_FAR = 10, 2
 EXITS = (
     *(
         f"{condition}, {way}"
-        for condition in (*parity_lengths.CONDITIONS, parity_lengths.GAIN)
+        for condition in (*parity_counts.CONDITIONS, parity_lengths.GAIN)
         for way in (parity_timing.AT_N, parity_timing.SHIFTED, parity_timing.CHOSEN)
     ),
     f"native, {parity_timing.SHIFTED}, minus J, {parity_timing.AT_N}",
@@ -172,6 +179,7 @@ def parity_section(evidence: Evidence) -> Section | None:
         "line through that drift, fitted on one half of the strings and scored on the other. What J adds there is "
         "better computation; what it adds at t = n alone is better timing.",
         *_sizes(records.values()),
+        *_precision(records),
         *_slips(timings),
     ]
     tables: list[Table | Grid] = [_at_n(made), _drift(timings), *_exits(made)]
@@ -189,12 +197,23 @@ def _sizes(records: Iterable[Record]) -> list[str]:
     return [f"Measured at less than paper scale: {'; '.join(small)}."] if small else []
 
 
+def _precision(records: Mapping[str, Record]) -> list[str]:
+    """What products of lower precision change, where that was measured."""
+    said = {name: parity_lengths.agreement(record.predictions) for name, record in records.items()}
+    return [
+        f"{name} was measured with products in {records[name].settings.get('products', 'fp32')}. The same strings in "
+        f"fp32, {found}"
+        for name, found in said.items()
+        if found is not None
+    ]
+
+
 def _by_length(record: Record) -> list[Line]:
     """Accuracy at t = n, native and with J, smoothed, with a dot for each length."""
     near = parity_lengths.measured(record.predictions, 1, 500)
     far = parity_lengths.measured(record.predictions, *parity_lengths.LIMIT)
     lines = []
-    for condition in parity_lengths.CONDITIONS:
+    for condition in parity_counts.CONDITIONS:
         dots, curve = [], []
         for band, window in ((near, SMOOTH), (far, SMOOTH_FAR)):
             if band is not None and condition in band.conditions:
@@ -214,7 +233,7 @@ def _heat(records: Mapping[str, Record]) -> list[Figure]:
     panels = {
         f"{name}, {condition}": Square(shares, parity_lengths.best_nearby(shares))
         for name, record in records.items()
-        if parity_lengths.HEAT in record.predictions
+        if parity_counts.HEAT in record.predictions
         for condition, shares in parity_lengths.heat_map(record.predictions).items()
     }
     caption = (
@@ -238,7 +257,7 @@ def _at_n(made: Mapping[str, Sequence[Table]]) -> Grid:
 
 def _timings(record: Record) -> list[parity_timing.Timing]:
     """Drift and deviation by both estimators; nothing where there is no phase."""
-    there = parity_lengths.measured(record.predictions, *parity_timing.FITTED, parity_lengths.NEAR)
+    there = parity_lengths.measured(record.predictions, *parity_timing.FITTED, parity_counts.NEAR)
     return [] if there is None else parity_timing.timings(record.predictions, split(record.facts.name)[1])
 
 

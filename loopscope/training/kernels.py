@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from loopscope.training.attention import answer_attention as answer_attention
-from loopscope.training.attention import attention as attention
 from loopscope.training.collect import collect, collect_product
+from loopscope.training.long_attention import attention as attention
 from loopscope.training.norms import add_norm as add_norm
 from loopscope.training.norms import steps_of, stride_of
 from loopscope.training.shared import shared_answer_attention as shared_answer_attention
