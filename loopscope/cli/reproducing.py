@@ -47,7 +47,7 @@ def list_everything(as_json: AsJson = False) -> None:
     print_table(
         "Cohorts",
         ("name", "about", "recipes", "seeds", "maps"),
-        ((c.name, c.about, ", ".join(c.recipes), _range(c.seeds), ", ".join(c.maps)) for c in COHORTS.values()),
+        ((c.name, c.about, ", ".join(c.recipes), _range(c.seeds), _maps(c)) for c in COHORTS.values()),
         left=5,
     )
 
@@ -150,7 +150,8 @@ def _quick(
     weights = open_zoo(zoo)
     chosen = selection(stored)
     todo = steps(weights, cohorts, asked, chosen, "quick")
-    idle = [each.name for each in asked if each.name not in {step.experiment.name for step in todo}]
+    done = {step.experiment.name for step in todo}
+    idle = [each.name + _needs(each, cohorts) for each in asked if each.name not in done]
     if not todo or (by_name and idle):
         raise InputError(
             f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)} for "
@@ -158,6 +159,12 @@ def _quick(
         )
     with spinner() as tell:
         return list(carry_out(todo, weights, Store(folder), pick_device(device), tell))
+
+
+def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:
+    """The maps without which an experiment is not done on a backbone, in brackets; nothing where there are none."""
+    maps = [each for cohort in cohorts for group in cohort.chosen_for(experiment) for each in group]
+    return f" (with maps such as {', '.join(maps)})" if maps else ""
 
 
 def _paper(
@@ -230,3 +237,9 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 def _range(numbers: tuple[int, ...]) -> str:
     return f"{numbers[0]}-{numbers[-1]}"
+
+
+def _maps(cohort: Cohort) -> str:
+    """The maps of every backbone, and those of the chosen ones."""
+    more = ", ".join(each for group in cohort.chosen_maps for each in group)
+    return ", ".join(cohort.maps) + (f"; of the chosen: {more}" if more else "")

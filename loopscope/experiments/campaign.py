@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loopscope.artefacts import BACKBONE, name_of
+from loopscope.artefacts import BACKBONE, MAP, name_of
 from loopscope.errors import InputError
 from loopscope.experiments.histories import keep
 from loopscope.experiments.records import PIECE, RECORD, Facts, Predictions, Record, config_of, load, save
@@ -29,7 +29,7 @@ from loopscope.experiments.suite import (
     Selection,
     selection,
 )
-from loopscope.store import Store
+from loopscope.store import Artefact, Store
 from loopscope.training.jobs import Settings, fit, train
 from loopscope.training.recipes import backbone_recipe, map_recipe
 
@@ -52,18 +52,32 @@ class Step:
 def steps(
     there: Store, cohorts: Iterable[Cohort], experiments: Sequence[Experiment], chosen: Selection, profile: Profile
 ) -> list[Step]:
-    """All steps of these experiments on the backbones of these cohorts that a store has, the main backbone first."""
-    known = {name_of(backbone) for backbone in there.all(BACKBONE)}
+    """All steps of these experiments on the backbones of these cohorts that a store has, the main backbone first.
+
+    An experiment that uses maps of chosen backbones is left out where a backbone has none of them.
+    """
+    known = _trained(there)
+    fitted = {(fit.manifest.inputs.get(BACKBONE), fit.manifest.config["recipe"]["name"]) for fit in there.all(MAP)}
+
+    def has_maps(name: str, cohort: Cohort, experiment: Experiment) -> bool:
+        asked = [each for group in cohort.chosen_for(experiment) for each in group]
+        return not asked or any((known[name].key, each) in fitted for each in asked)
+
     found = [
         Step(experiment, name, cohort, settings)
         for cohort in cohorts
-        for name in _by_seed(cohort, known)
+        for name in _by_seed(cohort, set(known))
         for experiment in experiments
-        if cohort.name in experiment.cohorts
+        if cohort.name in experiment.cohorts and has_maps(name, cohort, experiment)
         for settings in experiment.settings(chosen.role(name), profile)
     ]
     rank = {"main": 0, "mechanism": 1, "other": 2}
     return sorted(found, key=lambda step: rank[chosen.role(step.backbone)])
+
+
+def _trained(store: Store) -> dict[str, Artefact]:
+    """The backbones of a store by name, of several with one name the first."""
+    return {name_of(each): each for each in reversed(store.all(BACKBONE))}
 
 
 def _by_seed(cohort: Cohort, known: set[str]) -> list[str]:
@@ -88,12 +102,7 @@ def carry_out(
 
 def measured(step: Step, subject: Subject, weights: Store, store: Store, tell: Tell = lambda _: None) -> Record:
     """One record, found in the store or made; `weights` is where the subject comes from."""
-    inputs = {BACKBONE: subject.key} | {
-        f"{target}-{number}": key
-        for target, keys in subject.keys.items()
-        if step.experiment.uses is None or target in step.experiment.uses
-        for number, key in enumerate(keys, 1)
-    }
+    inputs = inputs_of(step.experiment, subject)
     name = step.experiment.name
     known = store.find(RECORD, config_of(name, subject.name, step.settings), inputs)
     if known is not None:
@@ -139,6 +148,16 @@ def _measure(experiment: Experiment, subject: Subject, settings: dict[str, Any])
     return predictions, cost
 
 
+def inputs_of(experiment: Experiment, subject: Subject) -> dict[str, str]:
+    """The keys of what a record rests on: the backbone, and of its maps those that the experiment uses."""
+    return {BACKBONE: subject.key} | {
+        f"{target}-{number}": key
+        for target, keys in subject.keys.items()
+        if experiment.uses is None or target in experiment.uses
+        for number, key in enumerate(keys, 1)
+    }
+
+
 def _in_words(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -153,6 +172,7 @@ def from_nothing(
     The rule comes before the first map.  If it finds too few backbones, `more_seeds` are trained and it is asked again.
     Where an experiment chooses a backbone by what was measured on all (`lead`), that one is then measured as the main
     one.
+    Maps for the chosen backbones alone come last, and only if one of the experiments uses them.
     """
     for seeds in (cohort.seeds, cohort.more_seeds):
         for recipe in cohort.recipes if seeds else ():
@@ -160,11 +180,12 @@ def from_nothing(
         chosen, native = _select(cohort, store, settings.device, tell)
         if len(chosen.names) == MECHANISM or not cohort.more_seeds:
             break
-    if cohort.maps:
-        recipes = [map_recipe(each) for each in cohort.maps]
-        trained = {name_of(each): each for each in reversed(store.all(BACKBONE))}  # the first of each name
-        for name in _by_seed(cohort, set(trained)):
-            fit(recipes, trained[name], list(cohort.fits), store, settings)
+    trained = _trained(store)
+    wanted = [(name, cohort.maps) for name in _by_seed(cohort, set(trained)) if cohort.maps]
+    groups = dict.fromkeys(group for experiment in experiments for group in cohort.chosen_for(experiment))
+    wanted += [(name, group) for name in chosen.names for group in groups]
+    for name, maps in wanted:
+        fit([map_recipe(each) for each in maps], trained[name], list(cohort.fits), store, settings)
     todo = steps(store, [cohort], experiments, chosen, "paper")
     made = list(carry_out(todo, store, store, settings.device, tell))
     more = [step for experiment in experiments for step in _led(cohort, experiment, made, store)]

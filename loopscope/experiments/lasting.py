@@ -230,9 +230,10 @@ class Counted:
 
     @property
     def measured(self) -> list[tuple[str, str]]:
-        """The families and kinds that there are, in order."""
+        """The families and kinds that there are, in the order of `FAMILIES` and `KINDS`: a store keeps none."""
         names = [name.removesuffix(" limits").rsplit(" ", 1) for name in self.found if name.endswith(" limits")]
-        return [(family, kind) for family, kind in names]
+        families = [*FAMILIES, *sorted({family for family, _ in names} - set(FAMILIES))]
+        return [(family, kind) for family, kind in product(families, KINDS) if [family, kind] in names]
 
     def strings(self, kind: str) -> list[list[int]]:
         """The hops that each string of a kind asks for, call by call."""
@@ -247,6 +248,11 @@ class Counted:
         """Accuracy at every call, mean of strings and fits; `counted` may be "so far"."""
         found = self.found[f"{family} {kind} {counted}"].double().mean(0)
         return (found / (self.kept * len(self.strings(kind)))).tolist()
+
+    def copy_curve(self, kind: str) -> list[float]:
+        """How often u itself is right at every call, mean of strings."""
+        found: list[float] = self.copied(kind)[..., self.at.kept].double().mean((0, 2)).tolist()
+        return found
 
     def copied(self, kind: str) -> Bool[Tensor, "strings calls n"]:
         """Where u itself is right."""
@@ -293,9 +299,19 @@ def limits(counted: Counted, family: str, kind: str) -> Limits:
 
 def spectrum(counted: Counted, family: str, kind: str) -> Spectrum:
     """The spectrum of a family's map for one hop or two; a mixed string has two, and none of its own."""
-    sizes = counted.found[f"{family} {kind} spectrum"].double().norm(dim=-1)
+    sizes = _sizes(counted, family, kind)
     each = sizes.amax(1), (sizes > 1).double().sum(1), sizes.quantile(0.5, dim=1)
     return Spectrum(*(float(value.mean()) for value in each))
+
+
+def eigenvalues(counted: Counted, family: str, kind: str) -> list[float]:
+    """The sizes of the eigenvalues of a family's map for one hop or two, the largest first, mean of fits."""
+    found: list[float] = _sizes(counted, family, kind).mean(0).tolist()
+    return found
+
+
+def _sizes(counted: Counted, family: str, kind: str) -> Float[Tensor, "fits d"]:
+    return counted.found[f"{family} {kind} spectrum"].double().norm(dim=-1)
 
 
 def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:

@@ -15,6 +15,7 @@ from loopscope.experiments import (
     composition,
     continuation,
     crossing,
+    lasting,
     learning,
     matched,
     parity_counts,
@@ -35,7 +36,7 @@ PROFILES: tuple[Profile, ...] = ("quick", "paper")
 TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, CROSSING, SWITCHING, MATCHED = (
     "trajectories", "targets", "two-calls", "eight-calls", "crossing", "switching", "matched"
 )  # fmt: skip
-CONTINUATION, PARITY, CHAINS = "continuation", "parity", "chains"
+LASTING, CONTINUATION, PARITY, CHAINS = "lasting", "continuation", "parity", "chains"
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,19 @@ class Cohort:
     task: str = "graph-walk"
     more_seeds: tuple[int, ...] = ()
     """Trained, too, where the rule finds fewer than `MECHANISM` backbones among `seeds`."""
+    chosen_maps: tuple[tuple[str, ...], ...] = ()
+    """Maps that only the backbones chosen by the rule get, and only for experiments that use them.  Those of one group
+    are fitted side by side."""
 
     @property
     def backbones(self) -> list[str]:
         """The names of its backbones, without `more_seeds`."""
         return [f"{recipe}-{seed}" for seed in self.seeds for recipe in self.recipes]
+
+    def chosen_for(self, experiment: Experiment) -> list[tuple[str, ...]]:
+        """The groups of `chosen_maps` that an experiment names among those it uses."""
+        used = [self.prefix + target for target in experiment.uses or ()]
+        return [group for group in self.chosen_maps if not set(group).isdisjoint(used)]
 
 
 MECHANISM = 3
@@ -72,6 +81,7 @@ COHORTS: Mapping[str, Cohort] = {
             tuple(range(3, 14)),
             ("one", "two"),
             more_seeds=tuple(range(14, 20)),
+            chosen_maps=tuple(maps for family, maps in lasting.FAMILIES.items() if family != lasting.PUBLISHED),
         ),
         Cohort(
             "matched",
@@ -178,6 +188,12 @@ def _switching(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{"where": where} if profile == "paper" else {"where": where, "graphs": QUICK_PARTS}]
 
 
+def _lasting(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    if profile == "quick":
+        return [dict(QUICK_LASTING)] if role == "main" else []
+    return [] if role == "other" else [{}]
+
+
 def _continuation(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{}] if profile == "paper" else [{"graphs": QUICK_CONTINUED}]
 
@@ -216,6 +232,8 @@ def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
 
 PARITY_CHECK = [100, 500, 100]
 """Lengths of parity that are run with products in fp32, too, where all are run in fp16."""
+QUICK_LASTING = {"graphs": 4, "strings": 2}
+"""Of 512 graphs and 32 mixed strings: 64 calls of every family are many."""
 
 QUICK_CONTINUED = 32
 """Graphs of eight-node continuation in the quick profile, of 8,192 and 512."""
@@ -259,6 +277,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         Experiment(
             MATCHED, "Does supervision decide what the same map can reach?", ("matched",),
             matched.measure, _everywhere, None, notes=learning.notes,
+        ),
+        Experiment(
+            LASTING, "Can maps be made to keep control for many calls, and what ends it?", ("mechanism",),
+            lasting.measure, _lasting, tuple(target for maps in lasting.FAMILIES.values() for target in maps),
+            lasting.tables, raw=True,
         ),
         Experiment(
             CONTINUATION, "How far do maps that were trained through sixteen calls lead?", ("eight",),

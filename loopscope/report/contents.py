@@ -53,6 +53,19 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """Quantities that are no shares, as they are told: a line for each name, a column for each; some may be missing."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Mapping[str, Mapping[str, str]]
+    note: str = ""
+
+
+Tabled = Table | Grid | Listing
+
+
+@dataclass(frozen=True)
 class Section:
     """One experiment: its question, what was done in a few paragraphs, what came out, and the claims it decides.
 
@@ -64,9 +77,9 @@ class Section:
     question: str
     text: Sequence[str] = ()
     figures: Sequence[Figure] = ()
-    tables: Sequence[Table | Grid] = ()
+    tables: Sequence[Tabled] = ()
     claims: Sequence[str] = ()
-    more: Sequence[Table] = ()
+    more: Sequence[Tabled] = ()
 
 
 @dataclass(frozen=True)

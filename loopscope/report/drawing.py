@@ -8,6 +8,7 @@ is drawn twice, for the two widths of the page, because text shrunk to a phone c
 from __future__ import annotations
 
 import io
+import math
 import re
 import textwrap
 from collections.abc import Callable, Sized
@@ -78,6 +79,15 @@ def percent_axis(axes: Axes, horizontal: bool, low: float = 0.0, high: float = 1
     margin = 0.02 * (high - low)
     (axes.set_xlim if horizontal else axes.set_ylim)(low - margin, high + margin)
     axes.grid(True, axis="x" if horizontal else "y")
+    axes.tick_params(length=0)
+
+
+def doubling_axis(axes: Axes, last: int | float) -> None:
+    """Places from 1 to `last` along the horizontal axis, with 1, 2, 4, 8, ... equally far apart."""
+    axes.set_xscale("log", base=2)
+    places = [2**power for power in range(1 + int(math.log2(last)))]
+    axes.set_xticks(places, [str(place) for place in places])
+    axes.set_xticks([], minor=True)
     axes.tick_params(length=0)
 
 

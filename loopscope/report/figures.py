@@ -29,6 +29,7 @@ from loopscope.report.drawing import (
     Canvas,
     canvas,
     check_some,
+    doubling_axis,
     draw,
     heading,
     percent_axis,
@@ -124,9 +125,9 @@ def lines_by_call(name: str, title: str, caption: str, lines: Sequence[Line]) ->
 
 def lines_in_panels(
     name: str, title: str, caption: str, panels: Mapping[str, Sequence[Line]], x: str,
-    shaded: tuple[float, float] | None = None,
+    shaded: tuple[float, float] | None = None, doublings: bool = False,
 ) -> Figure:  # fmt: skip
-    """Long series side by side, a grey region from one place to another behind them; their dots are faint."""
+    """Long series in panels, a grey region behind them; `doublings`: places 1, 2, 4, 8, ... are equally far apart."""
     check_some(name, panels)
     shown = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
 
@@ -143,6 +144,8 @@ def lines_in_panels(
             axes.set_title(heading(label, width, columns))
             percent_axis(axes, horizontal=False)
             axes.set_xlabel(x)
+            if doublings:
+                doubling_axis(axes, max(place for line in lines for place in line.places))
         for axes in grid[::columns]:
             axes.set_ylabel("right, %")
         for axes in grid[len(panels) :]:

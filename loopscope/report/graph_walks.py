@@ -14,6 +14,7 @@ from loopscope.experiments.suite import (
     CONTINUATION,
     CROSSING,
     EIGHT_CALLS,
+    LASTING,
     MATCHED,
     PARITY,
     SWITCHING,
@@ -23,6 +24,7 @@ from loopscope.experiments.suite import (
 )
 from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
 from loopscope.report.extrapolation import chains_section, continuation_section, parity_section
+from loopscope.report.lasting import lasting_section
 from loopscope.report.mechanism import matched_section, mechanism_section
 from loopscope.report.walking import composition_section, targets_section, trajectories_section
 
@@ -102,6 +104,7 @@ SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
     "composition": composition_section,
     "mechanism": mechanism_section,
     MATCHED: matched_section,
+    LASTING: lasting_section,
     CONTINUATION: continuation_section,
     PARITY: parity_section,
     CHAINS: chains_section,

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from loopscope.experiments.records import Row, Table
-from loopscope.report.contents import FAILS, HOLDS, NOT_RUN, Cost, Grid, LedgerRow, percent
+from loopscope.experiments.records import Row
+from loopscope.report.contents import FAILS, HOLDS, NOT_RUN, Cost, Grid, LedgerRow, Listing, Tabled, percent
 from loopscope.stats import Estimate
 
 SIGNS = {HOLDS: "\N{CHECK MARK}", FAILS: "\N{BALLOT X}", NOT_RUN: "\N{EN DASH}"}
@@ -35,10 +35,12 @@ def verdict(which: str, said: str = "") -> str:
     return f'<span class="verdict {kind}"><b aria-hidden="true">{SIGNS[which]}</b> {said or which}</span>'
 
 
-def numbers(table: Table | Grid, number: int) -> str:
+def numbers(table: Tabled, number: int) -> str:
     """Measured shares with their intervals, beside the paper's where it prints one, or of several backbones."""
     if isinstance(table, Grid):
         return _grid(table, number)
+    if isinstance(table, Listing):
+        return _listing(table, number)
     compared = any(row.paper is not None for row in table.rows)
 
     def line(row: Row) -> str:
@@ -60,6 +62,16 @@ def _grid(table: Grid, number: int) -> str:
     head = [("backbone", False), *((words(column), True) for column in table.columns)]
     body = _body(line(*each) for each in table.lines.items())
     return _boxed("numbers grid", number, table.title, head, body, f"Per cent; n = {n}. {table.note}")
+
+
+def _listing(table: Listing, number: int) -> str:
+    def line(name: str, told: Mapping[str, str]) -> str:
+        return _row(_name(words(name)), *(_cell(words(told.get(each, "")), number=True) for each in table.columns))
+
+    head = [("backbone", False), *((words(column), True) for column in table.columns)]
+    return _boxed(
+        "numbers grid", number, table.title, head, _body(line(*each) for each in table.lines.items()), table.note
+    )
 
 
 def _estimate(each: Estimate) -> str:
