@@ -6,7 +6,7 @@ They are done on the tiny backbone of the zoo, and from nothing with toy recipes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from loopscope.store import Store
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
 from loopscope.training.jobs import Progress, Settings
-from loopscope.training.recipes import BackboneRecipe, MapRecipe
+from loopscope.training.recipes import BackboneRecipe, LastingFit, MapRecipe, WalkFit
 from loopscope.zoo import open_zoo
 from tests.toys import CPU, toy_map, toy_walk
 
@@ -104,6 +104,26 @@ def test_the_steps_of_a_store_the_main_backbone_first(store: Store) -> None:
         ("first on a-2", {"role": "other"}), ("first on a-10", {"role": "other"}), ("first on b-30", {"role": "other"}),
     ]  # fmt: skip
     assert {step.cohort for step in found} == {cohort}
+
+
+def test_an_experiment_is_left_out_where_maps_of_chosen_backbones_are_missing(store: Store) -> None:
+    """One of the maps that it uses is enough; those that every backbone gets are not asked for."""
+    keys = {}
+    for seed in (1, 2):
+        with store.write(BACKBONE, {"recipe": {"name": "a"}, "seed": seed}) as draft:
+            pass
+        keys[seed] = draft.artefact.key
+    cohort = Cohort("toys", "", ("a",), (1, 2), ("p-one",), prefix="p-", chosen_maps=(("p-x", "p-y"), ("p-z",)))
+
+    def asked(*uses: str) -> list[str]:
+        made = Experiment("e", "?", ("toys",), Measuring(None), lambda role, profile: [{}], uses)
+        return [step.backbone for step in steps(store, [cohort], [made], Selection(("a-1",)), "quick")]
+
+    assert (asked(), asked("one"), asked("one", "y")) == (["a-1", "a-2"], ["a-1", "a-2"], [])
+    for name, seed in (("p-x", 2), ("p-z", 1)):
+        with store.write(MAP, {"recipe": {"name": name}, "fit": 1}, {"backbone": keys[seed]}):
+            pass
+    assert (asked("one", "x", "y"), asked("z"), asked("y")) == (["a-2"], ["a-1"], [])
 
 
 # ---- records of released weights -------------------------------------------------------------------------------------
@@ -270,6 +290,10 @@ def walks(by_seed: Mapping[int, list[int]]) -> Measuring:
     return Measuring(measure)
 
 
+MORE = ("toy-more-one", "toy-more-two")
+"""Maps of chosen backbones that take turns, so that they can only be fitted together."""
+
+
 @dataclass
 class Toys:
     """A cohort of toys under the name of the mechanism cohort, its experiments, and what was done in which order."""
@@ -284,7 +308,7 @@ class Toys:
         self.progress.append(progress.job)
 
     def campaign(self, experiments: Iterable[str] = ("steered",)) -> list[Record]:
-        mine = {"steered": self.experiment, TRAJECTORIES: EXPERIMENTS[TRAJECTORIES]}
+        mine = {"steered": self.experiment, "again": self.again, TRAJECTORIES: EXPERIMENTS[TRAJECTORIES]}
         self.progress.clear()
         return from_nothing(
             self.cohort, [mine[name] for name in experiments], self.store, Settings(CPU, watch=self.watch)
@@ -294,11 +318,17 @@ class Toys:
     def experiment(self) -> Experiment:
         """On mechanism backbones only; settings name the role."""
 
-        def settings(role: Role, profile: str) -> list[dict[str, Any]]:
-            assert profile == "paper"
-            return [] if role == "other" else [{"where": "tiny-test", "targets": ("one",)}]
+        return Experiment("steered", "?", ("mechanism",), self.steered, self.settings, ("one",))
 
-        return Experiment("steered", "?", ("mechanism",), self.steered, settings, ("one",))
+    @property
+    def again(self) -> Experiment:
+        """The same with maps that only chosen backbones get."""
+        return replace(self.experiment, name="again", uses=("one", "more-two"))
+
+    @staticmethod
+    def settings(role: Role, profile: str) -> list[dict[str, Any]]:
+        assert profile == "paper"
+        return [] if role == "other" else [{"where": "tiny-test", "targets": ("one",)}]
 
     def names(self, kind: str) -> list[str]:
         return sorted(name_of(artefact) for artefact in self.store.all(kind))
@@ -315,9 +345,17 @@ def toys(store: Store, monkeypatch: pytest.MonkeyPatch) -> Toys:
         return whole
 
     def map_recipe(name: str) -> MapRecipe:
-        return toy_map(name.removeprefix("toy-"))
+        made = toy_map(name.rpartition("-")[2])
+        if "-more-" not in name:
+            return made
+        assert isinstance(made.data, WalkFit)
+        data = LastingFit(**{**asdict(made.data), "calls": 2, "scored": 2, "letters": (1, 2)})
+        return replace(made, name=name, data=data)
 
-    cohort = Cohort("mechanism", "toys", ("toy",), (0, 1), ("toy-one", "toy-two"), (1,), "toy-", more_seeds=(2, 3))
+    cohort = Cohort(
+        "mechanism", "toys", ("toy",), (0, 1), ("toy-one", "toy-two"), (1,), "toy-", more_seeds=(2, 3),
+        chosen_maps=(MORE, ("toy-unused-one",)),
+    )  # fmt: skip
     native = walks({0: ONES, 1: BOTH, 2: BOTH, 3: BOTH})
     monkeypatch.setattr(campaign, "backbone_recipe", backbone_recipe)
     monkeypatch.setattr(campaign, "map_recipe", map_recipe)
@@ -349,6 +387,43 @@ def test_train_choose_fit_measure(toys: Toys) -> None:
         (TRAJECTORIES, "toy-1"), ("steered", "toy-1"), (TRAJECTORIES, "toy-2"), ("steered", "toy-2"),
         (TRAJECTORIES, "toy-3"), ("steered", "toy-3"), (TRAJECTORIES, "toy-0"),
     ]  # fmt: skip
+
+
+def test_chosen_backbones_alone_get_more_maps_and_only_for_experiments_that_use_them(toys: Toys) -> None:
+    toys.campaign()
+    few = toys.names(MAP)
+    before = {each.key for each in toys.store.all(RECORD)}
+    assert not [name for name in few if "more" in name]
+
+    made = toys.campaign(("steered", "again"))
+    more = sorted(f"{name}-1@toy-{seed}" for name in MORE for seed in (1, 2, 3))
+    assert toys.names(MAP) == sorted([*few, *more])
+    assert list(dict.fromkeys(toys.progress)) == [f"{'+'.join(MORE)}@toy-{seed}" for seed in (1, 2, 3)]
+    assert [(each.experiment, each.facts.name) for each in made if each.experiment == "again"] == [
+        ("again", f"toy-{seed}") for seed in (1, 2, 3)
+    ]
+    # What was measured before is found again, though there are more maps now.
+    assert before < {each.key for each in toys.store.all(RECORD)}
+    assert toys.native.done == ["toy-0", "toy-1", "toy-2", "toy-3"]
+    assert toys.steered.done == ["toy-1", "toy-2", "toy-3"] * 2
+    inputs = [each.manifest for each in toys.store.all(RECORD) if each.manifest.config["experiment"] == "again"]
+    assert {tuple(sorted(each.inputs)) for each in inputs} == {("backbone", "more-two-1", "one-1")}
+
+
+def test_killed_between_the_maps_of_chosen_backbones(toys: Toys) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.job == f"{'+'.join(MORE)}@toy-2":
+            raise BrokenError
+
+    with pytest.raises(BrokenError):
+        from_nothing(toys.cohort, [toys.again], toys.store, Settings(CPU, watch=stop))
+    assert [name for name in toys.names(MAP) if "more" in name] == sorted(f"{name}-1@toy-1" for name in MORE)
+    there = {each.key: each.manifest.created for each in toys.store.all(MAP)}
+    toys.campaign(("again",))
+    after = {each.key: each.manifest.created for each in toys.store.all(MAP)}
+    assert there.items() < after.items()
+    assert list(dict.fromkeys(toys.progress)) == [f"{'+'.join(MORE)}@toy-{seed}" for seed in (2, 3)]
+    assert toys.steered.done == ["toy-1", "toy-2", "toy-3"]
 
 
 def test_more_seeds_are_not_trained_without_need(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:

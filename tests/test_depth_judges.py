@@ -254,7 +254,7 @@ def test_the_scale_of_a_raw_record_is_what_its_settings_reduce() -> None:
     assert scale([chain(), bits(BITS[0], 1, 1)]) == "paper scale"
     for name, experiment in EXPERIMENTS.items():
         for profile in ("paper", "quick") if experiment.raw else ():
-            (settings,) = experiment.settings("other", profile)
+            (settings,) = experiment.settings("main", profile)
             said = scale([raw(name, "any-0", {}, **settings)])
             assert (said == "paper scale") == (profile == "paper")
     both = scale([chain(settings={"queries": 64, "cut": False}), replace(walker(EIGHT[0]), settings={"graphs": 32})])

@@ -297,6 +297,8 @@ def test_partners_share_a_score_and_so_a_checkpoint(monkeypatch: pytest.MonkeyPa
 # ---- training, saving, going on --------------------------------------------------------------------------------------
 
 KINDS = {
+    "rollout": {},
+    "rollout, then pool": {"fresh": (BATCH, FRESH)},
     "pool": {"fresh": (FRESH,)},
     "pool of strings": {"fresh": (FRESH,), "letters": (1, 2)},
     "strings": {"letters": (1, 2)},
@@ -306,6 +308,10 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_fit_goes_on_bit_by_bit(kind: str, store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:
     recipes = [toy_fit(hops, 6, 2, f"toy-{hops}", scored=1, **KINDS[kind]) for hops in (1, 2)]
+    if "then" in kind:  # stopped in the second stage, after one window of it
+        recipes = [
+            replace(each, stages=(replace(each.stages[0], name="first", updates=2), each.stages[0])) for each in recipes
+        ]
     (backbone,) = jobs.train(toy_walk(updates=4), [0], store, settings_of())
     found = store.open("backbone", backbone.key)
     other = Store(tmp_path_factory.mktemp("other"))
@@ -313,7 +319,7 @@ def test_a_killed_fit_goes_on_bit_by_bit(kind: str, store: Store, tmp_path_facto
     whole = jobs.fit(recipes, other.open("backbone", backbone.key), [1, 5], other, settings_of())
     with pytest.raises(StoppedError):
         jobs.fit(recipes, found, [1, 5], store, settings_of(save_every=0.0, watch=stop_after(2)))
-    assert (0, 4) in checkpoints(store)
+    assert ((1, 2) if "then" in kind else (0, 4)) in checkpoints(store)
     saved = store.all("checkpoint")[0].tensors("state.safetensors")
     assert ("pool.states" in saved) == ("fresh" in KINDS[kind])
     again = jobs.fit(recipes, found, [1, 5], store, settings_of())

@@ -17,6 +17,7 @@ from loopscope.experiments.lasting import (
     STRINGS,
     Counted,
     claim_lasts,
+    eigenvalues,
     limits,
     measure,
     reach,
@@ -132,6 +133,7 @@ def test_the_spectrum_of_planted_maps(subject: Subject) -> None:
     assert (told.radius, told.above_one, told.median) == pytest.approx((3.0, 3.0, 0.5))
     sizes = found[TINY]["published one spectrum"].norm(dim=-1)[0].tolist()
     assert sizes == pytest.approx([3.0, 2.0, 2.0, *[0.5] * 61])
+    assert eigenvalues(Counted.of(found, FACTS, TINY), "published", "one") == pytest.approx(sizes)
 
 
 def test_what_cannot_be_measured(subject: Subject) -> None:
@@ -221,6 +223,15 @@ def test_planted_walkers() -> None:
         claim_lasts(found, MAIN, "strings")
 
 
+def test_families_have_one_order_whatever_that_of_the_counts() -> None:
+    """A store gives tensors back in an order of its own."""
+    found = planted(MAIN, INDEPENDENT, 4, {"strings": always, "mine": always, "published": always, "pool": always})
+    turned = dict(reversed(found[INDEPENDENT].items()))
+    for each in (found, {INDEPENDENT: turned}):
+        families = ("published", "pool", "strings", "mine")
+        assert Counted.of(each, MAIN).measured == [(name, kind) for name in families for kind in lasting.KINDS]
+
+
 def test_published_numbers_stand_beside_published_maps_only() -> None:
     found = planted(MAIN, INDEPENDENT, 8, {"published": always, "pool": always})
     for paper in (True, False):
@@ -259,6 +270,10 @@ def test_copy_u_follows_from_the_graphs() -> None:
         for call in (1, 8, 64):
             again = (path[:, hops * call] == u)[kept].double().mean()
             assert counted.copy_row(kind, call).estimate.value == pytest.approx(float(again))
+    for kind in ("one", "mixed"):
+        assert [counted.copy_curve(kind)[call - 1] for call in (1, 8, 64)] == pytest.approx(
+            [counted.copy_row(kind, call).estimate.value for call in (1, 8, 64)]
+        )
     published = PAPER_LONG[INDEPENDENT]["mixed", "copy u"]
     assert {call: round(counted.copy_row("mixed", call).estimate.value, 4) for call in published} == published
     # A single graph, by hand: the string 2, 1 leads around a cycle of three.

@@ -125,9 +125,9 @@ def test_curves_of_every_family_and_of_copying(made: Section) -> None:
     assert copied[1.0] == 0.0
     assert copied[64.0] == pytest.approx(100 * counted(first()).copy_row("one", 64).estimate.value, abs=0.051)
     assert "strings" not in figure(made, f"lasting-{REACHED}").description.replace("mixed strings", "")
-    for svg in (drawn.svg, drawn.narrow):  # a dot for every call of four families, or three, in three panels
+    for svg in (drawn.svg, drawn.narrow):  # a dot for every call of four families, or three, and of copying u
         strokes = [path.count("M") for path in re.findall(r' d="([^"]*)"', svg)]
-        assert strokes.count(CALLS) == 4 + 3 + 3
+        assert strokes.count(CALLS) == 5 + 4 + 4
 
 
 def test_a_store_keeps_no_order_and_the_section_does(made: Section) -> None:

@@ -94,13 +94,13 @@ def test_list_names_every_experiment_cohort_and_claim(run: Run) -> None:
     for each in found["experiments"]:
         assert each["question"] == EXPERIMENTS[each["name"]].question
         assert set(each["cohorts"]) <= COHORTS.keys()
-        assert each["claims"]
+        assert bool(each["claims"]) == (each["name"] != "lasting")
     decided = [claim for each in found["experiments"] for claim in each["claims"]]
     assert sorted(decided) == sorted(claim.id for claim in CLAIMS if claim.experiment)
     assert found["cohorts"] == json.loads(json.dumps([asdict(each) for each in COHORTS.values()]))
     code, out, err = run("list")
     assert (code, err) == (0, "")
-    for text in (*EXPERIMENTS, *COHORTS, *decided, "3-13", "matched-stepwise"):
+    for text in (*EXPERIMENTS, *COHORTS, *decided, "3-13", "matched-stepwise", "; of the chosen: rollout-one"):
         assert text in out
 
 
@@ -245,7 +245,7 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
     ("arguments", "says"),
     [
         (["trajectory"], "no experiment 'trajectory'; there are trajectories, targets, two-calls, eight-calls, "
-                         "crossing, switching, matched, continuation, parity, chains (nearest: trajectories)"),
+                         "crossing, switching, matched, lasting, continuation, parity, chains (nearest: trajectories)"),
         (["--profile", "papers"], "no profile 'papers'; there are quick, paper (nearest: paper)"),
         (["--cohort", "mechanisms"], "no cohort 'mechanisms'; there are mechanism, matched, walkers, eight, "
                                      "parity, relations (nearest: mechanism)"),
@@ -260,8 +260,12 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
         (["--device", "cuda"], "no CUDA device is there (nearest: --device cpu)"),
         (["--zoo", "empty"], "{here}/empty has no backbone of the cohorts mechanism, matched, walkers, eight, parity, "
                              "relations for trajectories, targets, two-calls, eight-calls, crossing, switching, "
-                             "matched, continuation, parity, chains; mechanism backbones by the stored records: "
-                             "d8l6-5"),
+                             "matched, lasting (with maps such as rollout-one, rollout-two, pool-one, pool-two, "
+                             "strings-one, strings-two), continuation, parity, chains; mechanism backbones by the "
+                             "stored records: d8l6-5"),
+        (["lasting"], "{zoo} has no backbone of the cohorts mechanism for lasting (with maps such as rollout-one, "
+                      "rollout-two, pool-one, pool-two, strings-one, strings-two); mechanism backbones by the stored "
+                      "records: d8l6-5"),
         (["targets", "--results", "empty"], "{zoo} has no backbone of the cohorts mechanism for targets; mechanism "
                                             "backbones by the stored records: none"),
         (["trajectories", "matched"], "{zoo} has no backbone of the cohorts mechanism, matched, walkers for matched; "

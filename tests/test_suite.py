@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -19,6 +20,7 @@ from loopscope.experiments.suite import (
     MECHANISM,
     PROFILES,
     QUICK_GRAPHS,
+    QUICK_LASTING,
     QUICK_PARTS,
     TRAJECTORIES,
     Experiment,
@@ -63,8 +65,26 @@ def test_every_experiment_can_be_done_as_it_is_set(experiment: Experiment) -> No
 def test_every_experiment_uses_maps_that_its_cohorts_fit() -> None:
     for experiment in EXPERIMENTS.values():
         for cohort in (COHORTS[name] for name in experiment.cohorts):
-            fitted = {name.removeprefix(cohort.prefix) for name in cohort.maps}
+            chosen = [name for group in cohort.chosen_maps for name in group]
+            fitted = {name.removeprefix(cohort.prefix) for name in (*cohort.maps, *chosen)}
             assert experiment.uses is None or set(experiment.uses) <= fitted
+
+
+def test_maps_of_chosen_backbones_are_those_that_only_lasting_control_uses() -> None:
+    cohort = COHORTS["mechanism"]
+    groups = [(f"{family}-one", f"{family}-two") for family in ("rollout", "pool", "strings")]
+    assert list(cohort.chosen_maps) == groups
+    assert not set(cohort.maps) & {name for group in groups for name in group}
+    for name, experiment in EXPERIMENTS.items():
+        assert cohort.chosen_for(experiment) == (groups if name == "lasting" else [])
+    for group in groups:  # those of one group differ in their target alone, so that they are fitted side by side
+        first, second = (map_recipe(name) for name in group)
+        assert isinstance(first.data, WalkFit)
+        assert isinstance(second.data, WalkFit)
+        assert (first.data.hops, second.data.hops) == (1, 2)
+        same = replace(second, name=first.name, about=first.about, data=replace(second.data, hops=1))
+        assert same == first
+    assert [each.name for each in COHORTS.values() if each.chosen_maps] == ["mechanism"]
 
 
 def test_cohorts_are_made_by_recipes_that_exist() -> None:
@@ -116,7 +136,10 @@ def test_what_the_quick_profile_leaves_out() -> None:
     assert asked("eight-calls", "main", "paper") == [{"where": "independent-3001"}, {"where": "switching-2501"}]
     assert asked("switching", "main") == [{"where": "switching-2501", "graphs": QUICK_PARTS}]
     assert asked("crossing", "main") == [{"confirmation": "pairs-2404-receiver"}]
-    for name in ("targets", "two-calls", "crossing", "switching", "eight-calls"):
+    assert asked("lasting", "main") == [QUICK_LASTING]
+    assert asked("lasting", "mechanism") == []
+    assert [asked("lasting", role, "paper") for role in ROLES] == [[{}], [{}], []]
+    for name in ("targets", "two-calls", "crossing", "switching", "eight-calls", "lasting"):
         assert asked(name, "other") == []
     for role in ROLES:
         assert len(asked("trajectories", role)) == len(asked("matched", role)) == 1

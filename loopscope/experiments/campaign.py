@@ -54,14 +54,15 @@ def steps(
 ) -> list[Step]:
     """All steps of these experiments on the backbones of these cohorts that a store has, the main backbone first.
 
-    An experiment that uses maps of chosen backbones is left out where a backbone has none of them.
+    An experiment that uses maps of chosen backbones is left out where a backbone has none of those that it uses.
     """
     known = _trained(there)
     fitted = {(fit.manifest.inputs.get(BACKBONE), fit.manifest.config["recipe"]["name"]) for fit in there.all(MAP)}
 
     def has_maps(name: str, cohort: Cohort, experiment: Experiment) -> bool:
-        asked = [each for group in cohort.chosen_for(experiment) for each in group]
-        return not asked or any((known[name].key, each) in fitted for each in asked)
+        groups = cohort.chosen_for(experiment)
+        used = {cohort.prefix + target for target in experiment.uses or ()}
+        return not groups or any((known[name].key, each) in fitted for group in groups for each in used & set(group))
 
     found = [
         Step(experiment, name, cohort, settings)

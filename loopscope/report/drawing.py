@@ -24,7 +24,7 @@ try:
     from matplotlib.axes import Axes as Axes
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
     from matplotlib.figure import Figure as MatplotlibFigure
-    from matplotlib.ticker import MultipleLocator, PercentFormatter
+    from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator, PercentFormatter
 except ModuleNotFoundError as error:
     raise InputError("drawing figures needs matplotlib: pip install 'loopscope[plot]'") from error
 
@@ -88,6 +88,17 @@ def doubling_axis(axes: Axes, last: int | float) -> None:
     places = [2**power for power in range(1 + int(math.log2(last)))]
     axes.set_xticks(places, [str(place) for place in places])
     axes.set_xticks([], minor=True)
+    axes.tick_params(length=0)
+
+
+def size_axis(axes: Axes) -> None:
+    """Positive sizes along the vertical axis, on a logarithmic scale with a light grid; to be called after drawing."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda size, _: f"{size:g}")
+    axes.grid(True, axis="y")
     axes.tick_params(length=0)
 
 

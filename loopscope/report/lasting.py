@@ -15,7 +15,6 @@ from loopscope.experiments.suite import EXPERIMENTS, LASTING, MECHANISM
 from loopscope.report.contents import Figure, Grid, Listing, Section, percent
 from loopscope.report.figures import Line, lines_in_panels
 from loopscope.report.traces import Panel, Trace, traces
-from loopscope.stats import Estimate
 from loopscope.tasks.populations import population
 
 SHOWN = (1, 2, 4, 8, 16, 32, 64)
@@ -163,14 +162,9 @@ def reaches(found: Sequence[Measured]) -> str:
 def _by_call(each: Measured) -> Figure:
     counted, panels = each.counted, {}
     for kind in KINDS:
-        lines = []
-        for family in each.families(kind):
-            points = [each.row(family, kind, call).estimate for call in counted.marks]
-            dots = [(float(call), share) for call, share in enumerate(counted.curve(family, kind), 1)]
-            lines.append(Line(family, points, at=counted.marks, dots=dots))
+        lines = [_line(each, family, kind) for family in each.families(kind)]
         if lines:
-            copied = [Estimate(share, share, share, 1, "call", 0) for share in counted.copy_curve(kind)]
-            panels[TOLD[kind]] = [*lines, Line(COPY, copied, control=True)]
+            panels[TOLD[kind]] = [*lines, _line(each, COPY, kind)]
     caption = (
         f"Right answers at each call after the trained loops, {counted.kept:,} instances. Lines join the calls whose "
         "intervals (bands, over graphs) are known; faint points: every call. Dashed: copying u. Grey: calls that "
@@ -178,6 +172,15 @@ def _by_call(each: Measured) -> Figure:
     )
     title = f"Control by call, {each.name}"
     return lines_in_panels(f"lasting-{each.name}", title, caption, panels, "call", TRAINED, doublings=True)
+
+
+def _line(each: Measured, family: str, kind: str) -> Line:
+    """Of a family of maps, or of copying u."""
+    counted, copies = each.counted, family == COPY
+    rows = [each.copy(kind, call) if copies else each.row(family, kind, call) for call in counted.marks]
+    every = counted.copy_curve(kind) if copies else counted.curve(family, kind)
+    dots = [(float(call), share) for call, share in enumerate(every, 1)]
+    return Line(family, [row.estimate for row in rows], copies, counted.marks, dots)
 
 
 def _limits(each: Measured) -> Figure:

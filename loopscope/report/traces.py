@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from loopscope.report.contents import Figure
 from loopscope.report.drawing import (
     FAINT,
+    MARKERS,
     PAPER,
     SERIES,
     WIDE,
@@ -18,6 +19,7 @@ from loopscope.report.drawing import (
     doubling_axis,
     draw,
     heading,
+    size_axis,
 )
 
 SPOKEN = 6
@@ -64,19 +66,18 @@ def traces(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figu
         drawn = canvas(width, 50 + 195 * rows)
         grid = drawn.subplots(rows, columns, squeeze=False).flatten()
         for axes, panel in zip(grid, panels, strict=False):
-            axes.set_yscale("log")
             axes.axhline(1.0, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)))
             for trace in panel.traces:
-                colour, points = SERIES[shown.index(trace.name) % len(SERIES)], trace.points
-                axes.plot([x for x, _ in points], [y for _, y in points], color=colour, linewidth=1.8, label=trace.name)
-                ring = [each for each in points if each[0] == trace.ring]
-                axes.plot([x for x, _ in ring], [y for _, y in ring], "o", markeredgecolor=colour, markersize=8,
-                          markerfacecolor=PAPER, markeredgewidth=1.8, clip_on=False)  # fmt: skip
+                index, points = shown.index(trace.name), trace.points
+                colour, doubled = SERIES[index % len(SERIES)], [place.bit_count() == 1 for place, _ in points]
+                axes.plot([x for x, _ in points], [y for _, y in points], color=colour, linewidth=1.8, label=trace.name,
+                          marker=MARKERS[index % len(MARKERS)], markersize=5, markevery=doubled)  # fmt: skip
+                if trace.ring in dict(points):
+                    axes.plot(trace.ring, dict(points)[trace.ring], "o", markeredgecolor=colour, markersize=11,
+                              markerfacecolor=PAPER, markeredgewidth=1.8)  # fmt: skip
             axes.set_title(heading(panel.title, width, columns))
             axes.set_xlabel(panel.x)
-            axes.yaxis.set_major_formatter(lambda size, _: f"{size:g}")
-            axes.yaxis.set_minor_formatter(lambda *_: "")
-            axes.grid(True, axis="y")
+            size_axis(axes)
             doubling_axis(axes, max((len(trace.sizes) for trace in panel.traces), default=1))
         for axes in grid[len(panels) :]:
             axes.remove()

@@ -1,0 +1,115 @@
+"""The records that come with a checkout are found by the suite as it is, whatever maps there are besides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopscope.artefacts import BACKBONE, MAP, name_of
+from loopscope.experiments.campaign import inputs_of, measured, steps
+from loopscope.experiments.records import RECORD, config_of, load, open_results
+from loopscope.experiments.subject import Subject, load_subject
+from loopscope.experiments.suite import COHORTS, EXPERIMENTS, LASTING, Selection, selection
+from loopscope.manifest import artefact_key
+from loopscope.maps import DiagonalLowRank, map_files
+from loopscope.store import Artefact, Store
+from loopscope.training.recipes import map_recipe
+from loopscope.zoo import find, open_zoo
+from tests.toys import CPU
+
+
+@pytest.fixture(scope="module")
+def results() -> Store:
+    found = open_results()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def chosen(results: Store) -> Selection:
+    walks = [each for each in results.all(RECORD) if each.manifest.config["experiment"] == "trajectories"]
+    return selection(map(load, walks))
+
+
+def test_every_released_record_is_one_that_the_suite_asks_for(results: Store, chosen: Selection) -> None:
+    """Its settings are those of its backbone's role, and it rests on the maps that its experiment uses, no others."""
+    there = results.all(RECORD)
+    assert len(there) >= 87
+    for artefact in there:
+        config, inputs = dict(artefact.manifest.config), dict(artefact.manifest.inputs)
+        experiment = EXPERIMENTS[config["experiment"]]
+        profiles = experiment.settings(chosen.role(config["subject"]), "paper")
+        keys = [
+            artefact_key(RECORD, config_of(experiment.name, config["subject"], settings), inputs)
+            for settings in profiles
+        ]
+        assert artefact.key in keys
+        if experiment.uses is not None:
+            targets = {name.rpartition("-")[0] for name in inputs if name != BACKBONE}
+            assert targets == set(experiment.uses)
+
+
+def with_lasting_maps(zoo: Store, folder: Path, name: str) -> Store:
+    """A store with one backbone of the zoo, its maps, and maps that are there for lasting control alone."""
+    store, backbone = Store(folder), find(zoo, name, BACKBONE)
+    store.adopt(backbone)
+    for fit in zoo.all(MAP):
+        if fit.manifest.inputs[BACKBONE] == backbone.key:
+            store.adopt(fit)
+    for group in COHORTS["mechanism"].chosen_maps:
+        for each in group:
+            config: dict[str, Any] = {"recipe": map_recipe(each).to_dict(), "fit": 1}
+            with store.write(MAP, config, {BACKBONE: backbone.key}) as draft:
+                for file, data in map_files(DiagonalLowRank(256, 48, seed=1)).items():
+                    draft.bytes(file, data)
+    return store
+
+
+def test_maps_for_lasting_control_change_no_other_record(results: Store, chosen: Selection, tmp_path: Path) -> None:
+    """What was measured before there were any is found again, on the main backbone and on another."""
+
+    def refuse(subject: Subject, **_: Any) -> Any:
+        raise AssertionError(subject.name)
+
+    cohort, asked = COHORTS["mechanism"], [each for name, each in EXPERIMENTS.items() if name != LASTING]
+    for name in chosen.names[:2]:
+        weights = with_lasting_maps(open_zoo(), tmp_path / name, name)
+        subject = load_subject(weights, name, CPU)
+        assert {"rollout-one", "pool-two", "strings-one"} < set(subject.maps)
+        todo = steps(weights, [cohort], asked, chosen, "paper")
+        known = {each.key for each in results.all(RECORD) if each.manifest.config["subject"] == name}
+        found = set()
+        for step in todo:
+            unused = replace(step, experiment=replace(step.experiment, measure=refuse))
+            assert measured(unused, subject, weights, results).facts.name == name
+            config = config_of(step.experiment.name, name, step.settings)
+            found.add(artefact_key(RECORD, config, inputs_of(step.experiment, subject)))
+        assert found == known
+        (mine,) = steps(weights, [cohort], [EXPERIMENTS[LASTING]], chosen, "paper")
+        used = inputs_of(mine.experiment, subject)
+        assert set(used) == {BACKBONE, *(f"{t}-{n}" for t in ("one", "two") for n in (1, 2)),
+                             *(f"{each}-1" for group in cohort.chosen_maps for each in group)}  # fmt: skip
+
+
+def test_without_such_maps_lasting_control_is_left_out(chosen: Selection, tmp_path: Path) -> None:
+    """A store of the main backbone and its published maps; in the quick profile the main one alone is measured."""
+    cohort, experiment = COHORTS["mechanism"], EXPERIMENTS[LASTING]
+    whole = with_lasting_maps(open_zoo(), tmp_path / "whole", chosen.names[0])
+    few = Store(tmp_path / "few")
+    for kind in (BACKBONE, MAP):
+        for artefact in whole.all(kind):
+            if kind == BACKBONE or _published(artefact):
+                few.adopt(artefact)
+    for profile in ("quick", "paper"):
+        assert steps(few, [cohort], [experiment], chosen, profile) == []
+        assert [step.backbone for step in steps(whole, [cohort], [experiment], chosen, profile)] == [chosen.names[0]]
+    second = Selection((chosen.names[1], chosen.names[0]))
+    assert steps(whole, [cohort], [experiment], second, "quick") == []
+    assert len(steps(whole, [cohort], [experiment], second, "paper")) == 1
+
+
+def _published(fit: Artefact) -> bool:
+    return name_of(fit).partition("@")[0] in ("one-1", "one-2", "two-1", "two-2")
