@@ -30,7 +30,7 @@ EIGHT, BITS = COHORTS["eight"].backbones, COHORTS["parity"].backbones
 
 def raw(experiment: str, name: str, predictions: Predictions, **settings: object) -> Record:
     fits = {"continuation": {"continue16": 2}, "parity": {"parity-staged": 1}, "chains": {"relations-curriculum": 3}}
-    facts = Facts(name, "0" * 64, loops=8, depth=8, nodes=8, heads=4, fits=fits[experiment])
+    facts = Facts(name, "0" * 64, loops=8, depth=8, nodes=8, heads=4, fits=fits.get(experiment, {}))
     return Record(experiment, facts, predictions, settings, {"seconds": 1.5, "device": "CPU, 1 threads"}, raw=True)
 
 
