@@ -232,7 +232,8 @@ def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
 
 PARITY_CHECK = [100, 500, 100]
 """Lengths of parity that are run with products in fp32, too, where all are run in fp16."""
-QUICK_LASTING = {"graphs": 4, "strings": 2}
+
+QUICK_LASTING = {"graphs": 4, "strings": 1}
 """Of 512 graphs and 32 mixed strings: 64 calls of every family are many."""
 
 QUICK_CONTINUED = 32
