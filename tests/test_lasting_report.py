@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loopscope.experiments.claims import CLAIMS, decide
 from loopscope.experiments.composition import INDEPENDENT
-from loopscope.experiments.evidence import Evidence
+from loopscope.experiments.evidence import Evidence, in_short
 from loopscope.experiments.lasting import FAMILIES, MARKS, Counted, tables
 from loopscope.experiments.records import Facts, Predictions, Record, records, save
 from loopscope.experiments.suite import LASTING, QUICK_LASTING
@@ -200,7 +200,7 @@ def test_it_says_on_what_it_was_measured_and_how_far_control_reaches(made: Secti
         "mixed strings, fits: published 2, rollout 2, pool 2, strings 2" in made.text[3]
     )
     assert f"`{FIRST}`: published 2/2/2, rollout 12/12/12, pool 64/64/64, strings 8/-/-" in made.text[4]
-    assert made.text[-1] == f"From `results/`: `{LASTING}` on {FIRST}, {REACHED}."
+    assert made.text[-1] == f"From `results/`: `{LASTING}` on {in_short((FIRST, REACHED))}."
 
 
 def test_the_tables_of_every_record_are_there_to_be_unfolded(made: Section) -> None:
