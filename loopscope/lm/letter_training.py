@@ -118,10 +118,12 @@ def lookups(seed: int, template: int, deepest: int, questions: int) -> Lookups:
     return Lookups(tuple(replace(letter, k=k, start=start) for k, start in asked))
 
 
-def adaptation(update: int, *, texts: int, questions: int, deepest: int) -> tuple[Lookups, ...]:
+def adaptation(
+    update: int, *, texts: int, questions: int, deepest: int, first_seed: int = ADAPTATION_SEED
+) -> tuple[Lookups, ...]:
     """The texts of an update.  A curriculum gives `deepest` as a function of the update, beginning with 1.
 
     A function of its arguments alone; the templates 0-4 take turns.  Raises InputError as `lookups` does.
     """
-    seeds = _seeds(ADAPTATION_SEED, update, texts)
+    seeds = _seeds(first_seed, update, texts)
     return tuple(lookups(seed, _turn(update, texts, j), deepest, questions) for j, seed in enumerate(seeds))
