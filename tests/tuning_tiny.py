@@ -65,9 +65,7 @@ def tuning_folder(folder: Path, kind: str = "llama", **changes: Any) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     generator = torch.Generator().manual_seed(3)
     shapes = {name: each.shape for name, each in build(config).state_dict().items()}
-    tensors = {
-        name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()
-    }
+    tensors = {name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
 

@@ -29,6 +29,7 @@ from loopscope.lm.folders import (
     LOOPED,
     PICKLES,
     SINGLE,
+    Adapter,
     load,
     outline,
     read_config,
@@ -39,9 +40,9 @@ from loopscope.lm.general_text import Pool, Source, built_in, pool
 from loopscope.lm.ouro import Ouro
 from loopscope.lm.passes import Boundary
 from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
-from loopscope.lm.tuning.batches import Data
+from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.checks import Checks
-from loopscope.lm.tuning.memory import Memory, plan
+from loopscope.lm.tuning.memory import plan
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.processes import Processes, join
 from loopscope.lm.tuning.recipes import Recipe
@@ -101,21 +102,20 @@ class _Job:
 
     folder: Path
     recipe: Recipe
-    loops: int
-    boundary: Boundary
+    model: Adapter  # names and shapes alone
     weights: str
     text: str
     tokenizer: Tokenizer
     pools: Sequence[Pool]
     data: Data
+    passes: Sequence[Unit]  # of the first and the last update
     step: AffineMap | None
     processes: Processes
-    memory: Memory
 
     @property
     def config(self) -> dict[str, Any]:
         """What a map's artefact is made by; the recipe may leave out the boundary."""
-        return {"recipe": self.recipe.to_dict(), "boundary": self.boundary, "text": self.text}
+        return {"recipe": self.recipe.to_dict(), "boundary": self.model.boundary, "text": self.text}
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -152,8 +152,8 @@ def finetune(
 
     def write(tuner: Tuner, weights: Mapping[str, Tensor]) -> Finished:
         whole = {name.removeprefix("model."): each for name, each in weights.items()}
-        about = {"loops": job.loops, "boundary": job.boundary, "job": digest(job.identity), "from": job.weights,
-                 "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
+        about = {"loops": job.model.loops, "boundary": job.model.boundary, "job": digest(job.identity),
+                 "from": job.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
         _write_folder(out, folder, whole, about, _result(tuner))
         return Finished(out, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
 
@@ -201,15 +201,11 @@ def _prepared(
             raise InputError(f"a {recipe.family} map takes {'no' if shape else 'a'} rank") from None
     pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources or built_in()]
     data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
-    processes = join(settings.device)
     passes = [unit for update in {0, recipe.updates - 1} for unit in data(update)]
-    weights = weights_sha256(folder)
-    memory = plan(model, step, recipe, passes, device=processes.device, processes=processes.count)
-    settings.tell(f"{recipe.name} takes about {memory}")
-    text = _text_digest(tokenizer, pools)
     return _Job(
-        folder, recipe, model.loops, model.boundary, weights, text, tokenizer, pools, data, step, processes, memory
-    )
+        folder, recipe, model, weights_sha256(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
+        step, join(settings.device),
+    )  # fmt: skip
 
 
 def _run(
@@ -217,6 +213,9 @@ def _run(
 ) -> Finished:
     """Train from the last checkpoint, if there is one, and write the result."""
     first, device = job.processes.first, job.processes.device
+    memory = plan(job.model, job.step, job.recipe, job.passes, device=device, processes=job.processes.count)
+    if first:
+        settings.tell(f"{job.recipe.name} takes about {memory}")
     checkpoints = Checkpoints(store, job.identity)
     with ExitStack() as stack:
         if first:
@@ -224,8 +223,7 @@ def _run(
             store.gc()  # what a killed run left half-written
         job.processes.wait()
         try:
-            model = load(job.folder, loops=job.loops, boundary=job.boundary, device=device, dtype=torch.float32)
-            tuner = _tuner(job, model.requires_grad_(job.step is None))
+            tuner = _tuner(job, memory.recompute)
             checkpoints.load(tuner)
             tuner.run(_Reporter(job, checkpoints, settings, tuner))
         except torch.cuda.OutOfMemoryError:
@@ -242,12 +240,15 @@ def _run(
         return finished
 
 
-def _tuner(job: _Job, model: Any) -> Tuner:
+def _tuner(job: _Job, recompute: bool) -> Tuner:
+    loops, boundary = job.model.loops, job.model.boundary
+    model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
+    model.requires_grad_(job.step is None)
     if isinstance(model, Ouro):
         model.model.early_exit_gate.requires_grad_(False)  # no loss reads it
     step = None if job.step is None else job.step.to(job.processes.device)
     objective = Objective(model, step, job.recipe.placement)
-    objective.recompute = job.memory.recompute
+    objective.recompute = recompute
     checks = Checks(job.recipe, job.tokenizer, job.pools, job.processes)
     return Tuner(job.recipe, objective, job.data, checks, job.processes)
 
@@ -268,7 +269,9 @@ class _Reporter:
                 _ = tuner.state  # all take part in gathering it
             self.saved = time.perf_counter()
         if self.job.processes.first:
-            accuracy: dict[str, float] = next((row["accuracy"] for row in reversed(tuner.history) if "accuracy" in row), {})
+            accuracy: dict[str, float] = next(
+                (row["accuracy"] for row in reversed(tuner.history) if "accuracy" in row), {}
+            )
             self.settings.watch(Progress(
                 self.job.recipe.name, tuner.update, self.job.recipe.updates, tuner.history[-1]["loss"],
                 sum(accuracy.values()) / max(1, len(accuracy)), tuner.tokens / max(tuner.seconds, 1e-9),
@@ -304,6 +307,7 @@ def _write_folder(
             write_synced(draft / name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         save_file(tensors, draft / SINGLE, {"format": "pt"})
+        (draft / SINGLE).chmod(0o644)  # which safetensors makes for its owner alone
         with (draft / SINGLE).open("rb") as written:
             os.fsync(written.fileno())
 

@@ -3,7 +3,8 @@
 Counted from shapes: weights, gradients and optimiser state in fp32; on a GPU a bf16 copy of the weights for the
 products; what a pass keeps for its backward pass; and the logits of the tokens learned.  What a layer keeps is at most
 8 d + 8 H k + 4 m numbers per row (width d, H heads of size k, MLP m): measured on Llama, Qwen3 and Ouro, it was that
-or up to a quarter less.  Recomputing keeps one state per layer, and one layer's worth.
+or up to a quarter less.  Recomputing keeps one state per layer, and one layer's worth; a norm at
+the end of a loop keeps three more.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ def estimate(
     activations, logits = 0, 0
     for unit in units:
         rows = unit.tokens.numel()
-        held = rows * (layers * unit.loops * 4 * d + layer) if recompute else rows * layers * unit.loops * layer
-        activations = max(activations, held)
+        held = layers * unit.loops * 4 * d + layer if recompute else layers * unit.loops * layer
+        closing = unit.loops * 3 * 4 * d if model.boundary == "norm" else 0
+        activations = max(activations, rows * (held + closing))
         logits = max(logits, min(len(unit.targets), ROWS) * model.vocabulary * (product + 8))
     return Memory(
         weights=4 * size // parts + whole + (2 * size if gpu else 0),

@@ -115,9 +115,13 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def shared_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor shared as a parameter is: alike where it has the same shape, else whole everywhere."""
+    """A whole tensor shared as a parameter is: alike where it has the same shape, else whole everywhere.
+
+    Every process has the whole tensor and takes its part of it; nothing is exchanged.
+    """
     if not isinstance(parameter, DTensor) or tensor.dim() == 0:
         return tensor
     same = tensor.shape == parameter.shape
     placements = parameter.placements if same else [Replicate()] * parameter.device_mesh.ndim
-    return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, placements)
+    whole = tensor.to(parameter.device)
+    return distribute_tensor(whole, parameter.device_mesh, placements, src_data_rank=None)
