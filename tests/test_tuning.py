@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,6 +78,12 @@ def test_recomputed_layers_change_no_value_and_no_gradient(kind: str) -> None:
     assert len(wanted) == len(got) > 10
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
     assert few < many / 3
+
+
+def test_layers_are_compiled_once_for_all_loops_and_shapes() -> None:
+    command = [sys.executable, "-m", "tests.tuning_compiled"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    assert int(done.stdout) == 2  # graphs, of one row and of several, for 54 passes through a layer
 
 
 def test_recomputing_with_a_cache_is_refused(refused: Callable[..., str]) -> None:

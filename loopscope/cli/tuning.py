@@ -28,6 +28,7 @@ Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safet
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
 Updates = Annotated[int | None, typer.Option(help="End after so many updates; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Compile the layers first: faster updates on a GPU.")]
 Text = Annotated[list[Path] | None, typer.Option(help="A file of general text (repeatable); default: built in.")]
 
 
@@ -59,6 +60,7 @@ def lm_finetune(
     device: Device = "auto",
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
+    compiled: Compiled = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
@@ -70,7 +72,8 @@ def lm_finetune(
         raise InputError(f"no boundary {boundary!r}; there are {', '.join(there)}{nearest(str(boundary), there)}")
     if not out.absolute().parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
-    with _job(recipe, updates, changes, text, device, store, save_every) as (chosen, sources, target, settings):
+    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    with asked as (chosen, sources, target, settings):
         kind = cast("Boundary | None", boundary)
         done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)
     _show(chosen, done, as_json)
@@ -87,6 +90,7 @@ def lm_fit(
     device: Device = "auto",
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
+    compiled: Compiled = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
@@ -95,7 +99,8 @@ def lm_fit(
 
     if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
         raise InputError(f"--out {out} must be a new folder inside one that exists")
-    with _job(recipe, updates, changes, text, device, store, save_every) as (chosen, sources, target, settings):
+    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    with asked as (chosen, sources, target, settings):
         done = fit(folder, chosen, target, settings, sources=sources)
     if out is not None and done.key is not None:
         save_map(load_map(done.folder), out)
@@ -105,7 +110,7 @@ def lm_fit(
 @contextmanager
 def _job(
     name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str, folder: Path,
-    save_every: float,
+    save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
     """What a job is made from, checked before anything is written, with a progress bar for as long as it runs."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
@@ -121,7 +126,7 @@ def _job(
     chosen = recipe(name, [*(changes or ()), *shorter])
     sources = None if text is None else [read(text)]
     with _bar() as (watch, tell):
-        yield chosen, sources, Store(folder), Settings(pick_device(device), save_every, watch, tell)
+        yield chosen, sources, Store(folder), Settings(pick_device(device), save_every, compiled, watch, tell)
 
 
 @contextmanager

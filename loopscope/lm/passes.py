@@ -10,7 +10,8 @@ Positions count real rows only, so padding an example does not move it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -99,6 +100,7 @@ def states(
     mask: Bool[Tensor, "B S"] | None = None,
     cache: Cache | None = None,
     recompute: bool = False,
+    compiled: bool = False,
 ) -> dict[str, Float[Tensor, "B R d"]]:
     """The state at every point of a program without patches ("h0", "h1", "h1 J:one", ...).
 
@@ -107,7 +109,8 @@ def states(
     attention is causal, so no real row sees what follows it.
 
     `recompute` keeps only the state before every layer for the backward pass, which then computes the layers anew
-    (gradient checkpointing): less memory for a third more work, the same values and gradients.
+    (gradient checkpointing): less memory for a third more work, the same values and gradients.  `compiled` fuses the
+    small operations of a layer by torch.compile, once for all layers, loops and shapes; values differ by rounding.
 
     Raises InputError for a program that has patches or starts from a state, a map that was not given, a mask that is no
     left padding, more rows than positions, and `recompute` with a cache, which would be extended twice.
@@ -115,6 +118,7 @@ def states(
     if recompute and cache is not None:
         raise InputError("layers cannot be recomputed with a cache: leave out one of the two")
     maps = maps or {}
+    through = _compiled() if compiled else _through
     before = 0 if cache is None else cache.length
     total = before + tokens.shape[1]
     _check(model, program, maps, total)
@@ -130,6 +134,7 @@ def states(
     elif before and len(rows) > 1:
         visible = causal(rows, torch.arange(total, device=h.device))
 
+    alone = visible is None and before == 0  # decided here, so that a compiled layer knows it for certain
     found = {program.points[0]: h}
     for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
         if isinstance(step, Call):
@@ -139,11 +144,11 @@ def states(
                 if recompute:
                     # Nothing in a layer is random, so no generator's state has to be kept with it.
                     h = checkpoint(
-                        _through, layer, h, positions, visible, before, None, use_reentrant=False,
+                        through, layer, h, positions, visible, alone, None, use_reentrant=False,
                         preserve_rng_state=False,
                     )  # fmt: skip
                 else:
-                    h = _through(layer, h, positions, visible, before, slot)
+                    h = through(layer, h, positions, visible, alone, slot)
             h = model.close(h)
         else:
             h = maps[step.name](h)
@@ -166,17 +171,21 @@ def _through(
     h: Float[Tensor, "B R d"],
     positions: Int[Tensor, "*P R"],
     visible: Bool[Tensor, "*M R S"] | None,
-    before: int,
+    alone: bool,
     slot: _Slot | None,
 ) -> Float[Tensor, "B R d"]:
-    """The stream after one layer; `before` rows are in the cache."""
+    """The stream after one layer; `alone`: all rows are here and see those before them, so no mask is needed."""
     q, k, v = layer.project(h, positions, "qkv")
     if slot is not None:
         k, v = slot.cache.extend(slot.loop, slot.layer, k, v)
-    alone = visible is None and before == 0
     z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=alone, scale=layer.scale)
     h = h + layer.attn_out(z)
     return h + layer.mlp_out(h)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(_through, dynamic=True)
 
 
 _known: ContextVar[bool] = ContextVar("known", default=False)

@@ -72,14 +72,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a job is run; none of it changes what comes out, but for the device.
+    """How a job is run; what comes out differs by rounding at most.
 
-    `save_every`: seconds between checkpoints.  `watch` is called after every window, `tell` with the estimate of memory
-    before the first.
+    `save_every`: seconds between checkpoints.  `compiled`: layers are compiled first, which takes a minute and makes
+    every update faster on a GPU.  `watch` is called after every window, `tell` with the estimate of memory before the
+    first.
     """
 
     device: torch.device
     save_every: float = 300.0
+    compiled: bool = False
     watch: Callable[[Progress], None] = lambda _: None
     tell: Callable[[str], None] = lambda _: None
 
@@ -223,7 +225,7 @@ def _run(
             store.gc()  # what a killed run left half-written
         job.processes.wait()
         try:
-            tuner = _tuner(job, memory.recompute)
+            tuner = _tuner(job, memory.recompute, settings.compiled)
             checkpoints.load(tuner)
             tuner.run(_Reporter(job, checkpoints, settings, tuner))
         except torch.cuda.OutOfMemoryError:
@@ -240,7 +242,7 @@ def _run(
         return finished
 
 
-def _tuner(job: _Job, recompute: bool) -> Tuner:
+def _tuner(job: _Job, recompute: bool, compiled: bool) -> Tuner:
     loops, boundary = job.model.loops, job.model.boundary
     model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
     model.requires_grad_(job.step is None)
@@ -248,7 +250,7 @@ def _tuner(job: _Job, recompute: bool) -> Tuner:
         model.model.early_exit_gate.requires_grad_(False)  # no loss reads it
     step = None if job.step is None else job.step.to(job.processes.device)
     objective = Objective(model, step, job.recipe.placement)
-    objective.recompute = recompute
+    objective.recompute, objective.compiled = recompute, compiled
     checks = Checks(job.recipe, job.tokenizer, job.pools, job.processes)
     return Tuner(job.recipe, objective, job.data, checks, job.processes)
 

@@ -30,7 +30,7 @@ ROWS = 4096
 class Objective(nn.Module):
     """A model and perhaps a map before or after its loops; calling it gives the loss of a unit.
 
-    `recompute` saves memory as in `passes.states`.
+    `recompute` and `compiled` are as in `passes.states`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.step, self.placement = model, step, placement
-        self.recompute = False
+        self.recompute, self.compiled = False, False
 
     def program(self, loops: int) -> Program:
         """So many loops, with the map where it stands."""
@@ -65,7 +65,8 @@ class Objective(nn.Module):
         program = self.program(loops)
         maps = {} if self.step is None else {MAP: self.steer}
         recompute = self.recompute and torch.is_grad_enabled()
-        h = states(self.model, tokens, program, maps=maps, recompute=recompute)[program.points[-1]][rows, columns]
+        found = states(self.model, tokens, program, maps=maps, recompute=recompute, compiled=self.compiled)
+        h = found[program.points[-1]][rows, columns]
         if len(targets) <= ROWS:
             return self._cost(h, targets, weights)
         parts = zip(h.split(ROWS), targets.split(ROWS), weights.split(ROWS), strict=True)

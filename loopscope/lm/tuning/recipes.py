@@ -200,7 +200,7 @@ def iterate_map() -> Recipe:
 def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_text: int) -> Recipe:
     return Recipe(
         f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
-        task, loops=4, updates=3_000, examples=texts, micro=8, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
+        task, loops=4, updates=3_000, examples=texts, micro=16, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
         decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=500,
         text="look-ups", per_text=per_text, averaging="token", boundary="norm", check_every=250,
         deviations=(OURS,),
@@ -225,9 +225,9 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
 
 RECIPES: Mapping[str, Recipe] = _listed(
     letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map(),
-    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), _adapt("iterations", 16, 3),
+    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
     _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate()),
-    _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map(), micro=20),
+    _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map()),
 )  # fmt: skip
 """Every recipe by name."""
 
