@@ -20,8 +20,8 @@ from loopscope.lm.tuning.recipes import Recipe
 REPLY = 16
 """Tokens of a reply, at most; every right one is shorter."""
 
-TOGETHER = 32
-"""Questions answered at a time."""
+CACHE = 4 * 2**30
+"""Bytes of keys and values that the questions answered at a time may take."""
 
 
 class Checks:
@@ -64,8 +64,9 @@ class Checks:
         maps = {} if objective.step is None else {MAP: objective.steer}
         for loops in sorted({question.loops for question, _ in self.asked}):
             mine = [pair for pair in self.asked if pair[0].loops == loops][self.processes.index :: self.processes.count]
-            for start in range(0, len(mine), TOGETHER):
-                some = mine[start : start + TOGETHER]
+            together = self._together(objective, loops)
+            for start in range(0, len(mine), together):
+                some = mine[start : start + together]
                 tokens, mask = pad_left([prompt for _, prompt in some])
                 program = objective.program(loops)
                 said = generate(objective.model, tokens, program, new=REPLY, maps=maps, mask=mask).texts()
@@ -73,6 +74,12 @@ class Checks:
                     right = question.right(self._judged(self.tokenizer.decode(reply)))
                     counts[self.cells.index(question.cell)] += torch.tensor([right, 1.0], device=counts.device)
         return counts
+
+    def _together(self, objective: Objective, loops: int) -> int:
+        """How many questions are answered at a time, by the longest: more at a time are faster."""
+        model, longest = objective.model, REPLY + max(len(prompt) for _, prompt in self.asked)
+        row = longest * loops * len(model.layers) * 2 * model.heads * model.head_size * 4
+        return max(1, CACHE // row)
 
     def _judged(self, reply: str) -> str:
         """After look-ups nothing tells a model to stop: its first line counts."""

@@ -209,7 +209,7 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
 
 def _smol(made: Recipe, **changes: Any) -> Recipe:
     """A recipe of the paper with batches and rates for a small model."""
-    trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 100}
+    trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 250}
     if made.trains == "weights":
         trained |= {"updates": 1_000, "horizon": 1_000, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95}
     else:
@@ -225,9 +225,9 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
 
 RECIPES: Mapping[str, Recipe] = _listed(
     letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map(),
-    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
-    _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate()),
-    _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map()),
+    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), replace(_adapt("iterations", 16, 1), checked=8),
+    _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
+    _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map(), checked=4),
 )  # fmt: skip
 """Every recipe by name."""
 
