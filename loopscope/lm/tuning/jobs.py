@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.files import new_folder, read, reporting, write_synced
+from loopscope.files import StoreError, first_line, new_folder, read, reporting, write_synced
 from loopscope.lm.folders import (
     CONFIG,
     LOOPED,
@@ -33,6 +34,7 @@ from loopscope.lm.folders import (
     load,
     outline,
     read_config,
+    read_json,
     read_looped,
     weights_sha256,
 )
@@ -148,7 +150,7 @@ def finetune(
     job = _prepared(folder, recipe, settings, sources, boundary)
     if out.exists() or out.is_symlink():
         if out.is_dir() and read_looped(out).get("job") == digest(job.identity):
-            result = json.loads(read(out / HISTORY))
+            result = read_json(out / HISTORY)
             return Finished(out, None, result["updates"], result["history"], result["tokens"], result["seconds"])
         raise InputError(f"{out} exists already; give a folder that does not")
 
@@ -227,7 +229,7 @@ def _run(
         try:
             tuner = _tuner(job, memory.recompute, settings.compiled)
             checkpoints.load(tuner)
-            tuner.run(_Reporter(job, checkpoints, settings, tuner))
+            tuner.run(_Reporter(job, checkpoints, settings))
         except torch.cuda.OutOfMemoryError:
             raise InputError(
                 f"{job.recipe.name} does not fit the GPU's memory with passes of {job.recipe.micro}; "
@@ -258,7 +260,7 @@ def _tuner(job: _Job, recompute: bool, compiled: bool) -> Tuner:
 class _Reporter:
     """After every window: a checkpoint when it is time, and a word to whoever watches."""
 
-    def __init__(self, job: _Job, checkpoints: Checkpoints, settings: Settings, tuner: Tuner) -> None:
+    def __init__(self, job: _Job, checkpoints: Checkpoints, settings: Settings) -> None:
         self.job, self.checkpoints, self.settings = job, checkpoints, settings
         self.saved = time.perf_counter()
 
@@ -308,7 +310,10 @@ def _write_folder(
         for name, values in texts.items():
             write_synced(draft / name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        save_file(tensors, draft / SINGLE, {"format": "pt"})
+        try:
+            save_file(tensors, draft / SINGLE, {"format": "pt"})
+        except SafetensorError as error:  # of a full disk, too
+            raise StoreError(f"cannot write {out}: {first_line(error)}") from error
         (draft / SINGLE).chmod(0o644)  # which safetensors makes for its owner alone
         with (draft / SINGLE).open("rb") as written:
             os.fsync(written.fileno())
