@@ -336,3 +336,12 @@ def test_read_pair_keeps_the_order_that_was_said():
     assert antonyms.read_pair("Cold hot.") == "cold hot"
     assert antonyms.read_pair("near cold") == "near cold"
     assert antonyms.read_pair("near close") is None
+
+
+def test_an_update_has_as_many_requests_as_depths() -> None:
+    asked = antonyms.requests(2, 7_000, [3, 1, 2], "stepwise")
+    assert [(r.words, r.k, r.template) for r in asked] == [
+        (antonyms.sequence(7_200 + j), k, (6 + j) % 5) for j, k in enumerate([3, 1, 2])
+    ]
+    with pytest.raises(InputError, match="at most 100 requests, not 101"):
+        antonyms.requests(0, 0, [1] * 101, "stepwise")

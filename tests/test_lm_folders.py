@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.lm.folders import load
+from loopscope.lm.folders import load, outline, weights_sha256
 from loopscope.lm.stacks import LoopedStack, stack_from_config
 from tests.model_folders import stack_folder
 from tests.ouro_tiny import CONFIG, golden, weights, write_folder
@@ -220,3 +221,22 @@ def test_weights_with_nan_are_refused(tmp_path: Path, refused: Callable[..., str
     spoilt[3] = torch.nan
     found = refused(DamagedError, load, write_folder(tmp_path / "ouro", weights() | {"model.norm.weight": spoilt}))
     assert found.endswith("expected finite numbers in model.norm.weight, found NaN or infinity")
+
+
+def test_weights_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+    alone, shards = write_folder(tmp_path / "one", weights()), write_folder(tmp_path / "three", weights(), shards=3)
+    assert weights_sha256(alone) == hashlib.sha256((alone / "model.safetensors").read_bytes()).hexdigest()
+    before = weights_sha256(shards)
+    assert len({weights_sha256(alone), before}) == 2
+    file = next(shards.glob("*-00002-*.safetensors"))
+    save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file)
+    assert len({before, weights_sha256(shards)}) == 2
+
+
+def test_an_outline_has_names_and_shapes_but_no_weights(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "ouro", weights())
+    (folder / "loopscope.json").write_text('{"loops": 2, "boundary": "norm"}', encoding="utf-8")
+    model = outline(folder)
+    assert all(each.is_meta for each in model.parameters())
+    assert {name: each.shape for name, each in model.named_parameters()} == {n: t.shape for n, t in weights().items()}
+    assert (model.loops, outline(folder, loops=7).loops, load(folder).loops) == (2, 7, 2)

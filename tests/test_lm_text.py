@@ -26,6 +26,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, first: bool, apart: bo
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text)
         assert ours.encode(text, special=False) == theirs.encode(text, add_special_tokens=False)
+        assert ours.encode_many([text, "b"]) == [ours.encode(text, special=False), ours.encode("b", special=False)]
         for special in (False, True):
             found = ours.decode(theirs.encode(text), special=special)
             assert found == theirs.decode(theirs.encode(text), skip_special_tokens=not special)

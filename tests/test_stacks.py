@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from loopscope.errors import InputError
 from loopscope.execute import run, sweep
 from loopscope.lm.decoding import generate, pad_left
-from loopscope.lm.passes import LanguageModel, states
+from loopscope.lm.passes import LanguageModel, known_tokens, states
 from loopscope.lm.placement import between
 from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
 from loopscope.maps import Dense
 from loopscope.plain import plain_run
 from loopscope.program import F, J, Run, as_program
 from tests.stack_tiny import CONFIGS, tiny_stack
-from tests.tiny import ROWS, every_address, tiny_tokens
+from tests.tiny import ROWS, VOCABULARY, every_address, tiny_tokens
 
 BOTH = pytest.mark.parametrize("kind", list(CONFIGS))
 BOUNDARIES = pytest.mark.parametrize("boundary", ["none", "norm"])
@@ -299,3 +299,16 @@ def test_mistakes_in_use_are_refused(refused: Callable[..., str], monkeypatch: p
     monkeypatch.setitem(sys.modules, "transformers", None)
     missing = refused(InputError, stack_from_config, CONFIGS["llama"])
     assert missing == "a looped Qwen3 or Llama needs the package transformers: pip install 'loopscope[lm]'"
+
+
+def test_tokens_that_are_known_are_not_looked_at() -> None:
+    """For a pass that must not wait for a GPU; what they are is then up to whoever made them."""
+    stack, wrong = tiny_stack("llama"), torch.tensor([[VOCABULARY]])
+    with pytest.raises(InputError, match="is outside"):
+        stack.embed(wrong)
+    with known_tokens(), pytest.raises(IndexError):
+        stack.embed(wrong)
+    with pytest.raises(InputError, match="is outside"):
+        stack.embed(wrong)
+    with known_tokens(), pytest.raises(InputError, match="positions"):
+        stack.embed(torch.zeros(1, 17, dtype=torch.long))
