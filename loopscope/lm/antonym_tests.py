@@ -100,8 +100,7 @@ def measure_depths(
             name = depth_name(template, steered)
             program = after_each(STEP, model.loops) if steered else F**model.loops
             said = replies(
-                model, tokenizer, questions, program, new=NEW, maps=maps, batch=batch,
-                tell=under(name, tell)
+                model, tokenizer, questions, program, new=NEW, maps=maps, batch=batch, tell=under(name, tell)
             )
             found[name] = as_bytes(said)
     return found
@@ -125,8 +124,7 @@ def measure_readouts(
             name = readout_name(way, loop)
             program, read = (F**loop, "last") if way == "truncated" else (F**model.loops, f"h{loop}")
             said = replies(
-                model, tokenizer, questions, program, new=NEW, read=read, batch=batch,
-                tell=under(name, tell)
+                model, tokenizer, questions, program, new=NEW, read=read, batch=batch, tell=under(name, tell)
             )
             found[name] = as_bytes(said)
     return found

@@ -77,8 +77,7 @@ def measure(
     found = {}
     for name, program in branches().items():
         said = replies(
-            model, tokenizer, questions, program, new=NEW, maps={STEP: step}, batch=batch,
-            tell=under(name, tell)
+            model, tokenizer, questions, program, new=NEW, maps={STEP: step}, batch=batch, tell=under(name, tell)
         )
         found[name] = as_bytes(said)
     return found
