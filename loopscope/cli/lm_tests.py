@@ -36,7 +36,7 @@ Batch = Annotated[int, typer.Option(help="Questions at a time.")]
 
 
 @test_app.command("letters")
-def test_letters(
+def lm_test_letters(
     folder: Folder,
     step: MapFolder,
     store: StoreFolder = Path("store"),
@@ -72,7 +72,7 @@ def test_letters(
 
 
 @test_app.command("antonyms")
-def test_antonyms(
+def lm_test_antonyms(
     folder: Folder,
     step: MapFolder,
     supervision: Annotated[str, typer.Option(help="How the backbone was trained: final-only or stepwise.")],
@@ -97,7 +97,7 @@ def test_antonyms(
 
 
 @test_app.command("iterations")
-def test_iterations(
+def lm_test_iterations(
     folder: Folder,
     step: MapFolder,
     store: StoreFolder = Path("store"),
