@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -33,12 +33,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from loopscope.address import Address, Site
+from loopscope.address import Site
 from loopscope.errors import InputError
 from loopscope.execute import run
 from loopscope.lm.passes import LanguageModel
 from loopscope.lm.placement import between
-from loopscope.program import F, Program, Run, Source
+from loopscope.program import Call, F, Patch, Program, Run, Source
 from loopscope.protocol import TokenMap
 
 STEP = "step"
@@ -117,10 +117,13 @@ class Heads:
 
     def patch(self, program: Program, component: str, source: Source, loops: Iterable[int]) -> Program:
         """The program with this component of these heads, in all rows, taken from a source in each of these loops."""
-        for loop in loops:
-            for layer, heads in self.by_layer.items():
-                program = program.patch(Address(loop, Site(layer, component, heads)), source)
-        return program
+        more = tuple(Patch(Site(layer, component, heads), source) for layer, heads in self.by_layer.items())
+        steps = list(program.steps)
+        for index in map(program.index_of, loops):
+            call = steps[index]
+            assert isinstance(call, Call)
+            steps[index] = Call((*call.patches, *more))
+        return replace(program, steps=tuple(steps))
 
 
 @dataclass(frozen=True)
