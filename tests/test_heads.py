@@ -161,7 +161,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch, needed: str) -> Selection:
                      "triples of layers": 120, "heads left out": 49, "leading heads": 48}),
     ],
 )  # fmt: skip
-def test_the_search_of_the_paper(monkeypatch: pytest.MonkeyPatch, needed: str, late: int, steps: dict[str, int]) -> None:
+def test_the_search_of_the_paper(
+    monkeypatch: pytest.MonkeyPatch, needed: str, late: int, steps: dict[str, int]
+) -> None:
     """48 layers of 16 heads: what is needed is found, whatever else is there, by so many scopes."""
     found = scripted(monkeypatch, needed)
     assert (str(found.heads), found.loops, found.passed, len(found.late)) == (needed, (4,), True, late)

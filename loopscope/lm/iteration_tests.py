@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from jaxtyping import UInt8
@@ -45,6 +46,7 @@ def branches() -> dict[str, Program]:
     return {name: replace(common, steps=common.steps + suffix * MORE) for name, suffix in suffixes.items()}
 
 
+@cache
 def requests(cases: int = 32) -> tuple[Request, ...]:
     """The test bank: so many cases for each task and k = 1 to 8; InputError for none."""
     return bank("test", cases=cases)
