@@ -309,7 +309,7 @@ def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
     assert {found_again[each].verdict for each in decided_by("letters")} == {HOLDS}
     assert found_again["letter.steer"].ours == "0/20 -> 20/20"
     assert found_again["letter.restore"].scale == "planted (559 parameters) in place of Ouro-2.6B, 20 of 256 pairs"
-    assert [table.title for each in made for table in tables(each)][0] == "Letters, heads: discovery"
+    assert tables(made[0])[0].title == "Letters, heads: discovery"
 
     class Broken(PlantedWalker):
         def embed(self, tokens: Tensor) -> Tensor:
