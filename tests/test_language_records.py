@@ -227,6 +227,12 @@ def test_antonyms(final: tuple[int, int] | None, stepwise: tuple[int, int] | Non
         assert found["antonym.steer"].backbones == ("final-only", "stepwise")
 
 
+def test_two_backbones_may_have_one_name() -> None:
+    both = [antonyms("final-only", 251, 255), antonyms("stepwise", 20, 64)]
+    alike = [replace(each, facts=replace(each.facts, name="model", key=each.facts.name)) for each in both]
+    assert verdicts(*alike)["antonym.steer"].verdict == HOLDS
+
+
 def test_tables_of_antonyms() -> None:
     depths, truncated, chosen = tables(antonyms("stepwise", 20, 64))
     rows = {row.name: row for row in depths.rows}

@@ -100,7 +100,9 @@ def _backbones(records: Iterable[Record], experiment: str) -> str:
 
 
 def _subject_of(record: Record) -> tuple[str, ...]:
-    return record.experiment, record.facts.name, *sorted(record.predictions)
+    """What one record is enough of.  Language models go by their weights: two folders may have one name."""
+    weights = record.facts.key if record.experiment in LANGUAGE else ""
+    return record.experiment, record.facts.name, weights, *sorted(record.predictions)
 
 
 def _answers(record: Record) -> int:
