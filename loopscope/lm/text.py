@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +82,9 @@ class Tokenizer:
         given = {"messages": [dict(message) for message in messages], "add_generation_prompt": answer}
         nothing = {"tools": None, "documents": None}
         try:
-            return self._compiled.render(**nothing, **self.special, **given, **settings)
+            return _environment().from_string(self.template).render(**nothing, **self.special, **given, **settings)
         except (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise InputError(f"the chat template of {self.folder} says: {first_line(error)}") from error
-
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
-        assert self.template is not None
-        return _environment().from_string(self.template)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, answer: bool = True, **settings: object
