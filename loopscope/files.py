@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,6 +105,27 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` when the block ends: whole, or after an exception not at all.
+
+    Files put there should be synced (`write_synced`).  Missing parents are made.
+    """
+    with reporting("write", out):
+        parent = out.absolute().parent
+        make_folder(parent)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=parent))
+        try:
+            yield draft
+            draft.chmod(0o755)
+            sync_folder(draft)
+            draft.rename(out)
+            sync_folder(parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
 
 
 def remove_quietly(draft: Path) -> None:

@@ -28,7 +28,8 @@ from loopscope.experiments.records import Facts, Record, records
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.asking import as_bytes
 from loopscope.lm.heads import Heads
-from loopscope.lm.letters import NAMES, pairs
+from loopscope.lm.letter_pairs import pairs
+from loopscope.lm.letters import NAMES
 from loopscope.store import Store
 from tests.planted_letters import PlantedWalker, Words, raising
 

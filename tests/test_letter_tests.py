@@ -11,6 +11,7 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.lm.asking import asked
 from loopscope.lm.heads import STEP, Heads
+from loopscope.lm.letter_pairs import pairs
 from loopscope.lm.letter_tests import (
     BASE,
     CONTENT,
@@ -27,7 +28,7 @@ from loopscope.lm.letter_tests import (
     measure,
     question_tokens,
 )
-from loopscope.lm.letters import NAMES, pairs
+from loopscope.lm.letters import NAMES
 from loopscope.maps import Dense
 from loopscope.plain import plain_run
 from tests.planted_letters import FIRST_NAME, LATE, PlantedWalker, Words, raising

@@ -11,11 +11,13 @@ from itertools import combinations, pairwise
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.lm import letters
-from loopscope.lm.letters import BACKBONE, HELD_OUT_TEMPLATE, MAP, NAMES, SETS, TEMPLATES, Letter, Pair
+from loopscope.lm import letter_pairs, letter_training, letters
+from loopscope.lm.letter_pairs import SETS, Pair
+from loopscope.lm.letter_training import BACKBONE, MAP
+from loopscope.lm.letters import HELD_OUT_TEMPLATE, NAMES, TEMPLATES, Letter
 
 ALPHABETICAL = Letter(NAMES, NAMES, "Alice", 2, 0)
-ALL_PAIRS = [pair for name in SETS for pair in letters.pairs(name)]
+ALL_PAIRS = [pair for name in SETS for pair in letter_pairs.pairs(name)]
 
 
 def follow(text: str, start: str, k: int) -> str:
@@ -104,23 +106,23 @@ def test_what_is_no_question(wrong: dict[str, object], message: str) -> None:
 
 
 def test_examples_of_an_update() -> None:
-    backbone, fitted = letters.training(BACKBONE, 7), letters.training(MAP, 7)
+    backbone, fitted = letter_training.training(BACKBONE, 7), letter_training.training(MAP, 7)
     assert [letter.k for letter in backbone] == [1, 2, 3, 4] * 2
     assert [letter.k for letter in fitted] == [*range(1, 9)] * 2
     assert [letter.template for letter in backbone] == [(56 + j) % 5 for j in range(8)]
-    assert backbone == letters.training(BACKBONE, 7) != letters.training(BACKBONE, 8)
+    assert backbone == letter_training.training(BACKBONE, 7) != letter_training.training(BACKBONE, 8)
     assert backbone[3] == letters.draw(100_000_703, 4, 4)
     assert fitted[3] == letters.draw(300_000_703, 4, 0)
 
 
 def test_no_evaluated_graph_is_trained_on() -> None:
-    held = letters.held()
+    held = letter_training.held()
     evaluated = {letter.graph for letter in letters.evaluation(3)}
     assert len(evaluated) == 16
     assert held.graphs == evaluated | {letter.graph for pair in ALL_PAIRS for letter in pair.letters}
     assert len(held) == 16 + 2 * sum(wanted.size for wanted in SETS.values()) == 1712
-    trained = [letter for update in range(200) for letter in letters.training(BACKBONE, update)]
-    trained += [letter for update in range(500) for letter in letters.training(MAP, update)]
+    trained = [letter for update in range(200) for letter in letter_training.training(BACKBONE, update)]
+    trained += [letter for update in range(500) for letter in letter_training.training(MAP, update)]
     assert not held.graphs & {letter.graph for letter in trained}
     assert {letter.template for letter in trained} == {0, 1, 2, 3, 4}
     # The reference's own seeds do draw some of them: without the rule this test would fail.
@@ -138,7 +140,7 @@ def test_evaluation_asks_the_same_graphs_at_every_depth() -> None:
 
 
 def test_a_lookup_text_answers_every_question_truly() -> None:
-    (found,) = letters.adaptation(2, texts=1, questions=24, deepest=4)
+    (found,) = letter_training.adaptation(2, texts=1, questions=24, deepest=4)
     assert found.text.startswith(letters.prompt(found.letters[0]) + "\n" + letters.answer(found.letters[0]) + "\n")
     assert found.text == "".join(before + name for before, name in found.turns)
     assert found.text.count(letters.ONLY_THE_NAME) == 1
@@ -151,20 +153,22 @@ def test_a_lookup_text_answers_every_question_truly() -> None:
 
 
 def test_depths_rise_and_are_equally_frequent() -> None:
-    (found,) = letters.adaptation(0, texts=1, questions=23, deepest=4)
+    (found,) = letter_training.adaptation(0, texts=1, questions=23, deepest=4)
     depths = [letter.k for letter in found.letters]
     assert depths == sorted(depths)
     assert Counter(depths) == {1: 6, 2: 6, 3: 6, 4: 5}
 
 
 def test_texts_of_an_update() -> None:
-    texts = letters.adaptation(3, texts=6, questions=10, deepest=1)
-    assert texts == letters.adaptation(3, texts=6, questions=10, deepest=1)
-    assert not set(texts) & set(letters.adaptation(4, texts=6, questions=10, deepest=1))
+    texts = letter_training.adaptation(3, texts=6, questions=10, deepest=1)
+    assert texts == letter_training.adaptation(3, texts=6, questions=10, deepest=1)
+    assert not set(texts) & set(letter_training.adaptation(4, texts=6, questions=10, deepest=1))
     assert [text.letters[0].template for text in texts] == [(18 + j) % 5 for j in range(6)]
     assert all({letter.start for letter in text.letters} == set(NAMES) for text in texts)
-    many = [text for update in range(60) for text in letters.adaptation(update, texts=8, questions=1, deepest=1)]
-    assert not letters.held().graphs & {text.letters[0].graph for text in many}
+    many = [
+        text for update in range(60) for text in letter_training.adaptation(update, texts=8, questions=1, deepest=1)
+    ]
+    assert not letter_training.held().graphs & {text.letters[0].graph for text in many}
 
 
 @pytest.mark.parametrize(
@@ -180,19 +184,19 @@ def test_texts_of_an_update() -> None:
 )
 def test_what_is_no_lookup_text(asked: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        letters.adaptation(**{"update": 0, "texts": 1, "questions": 4, "deepest": 1} | asked)
+        letter_training.adaptation(**{"update": 0, "texts": 1, "questions": 4, "deepest": 1} | asked)
 
 
 def test_lookup_texts_never_have_the_held_out_wording() -> None:
     with pytest.raises(InputError, match="templates 0 to 4"):
-        letters.lookups(1, HELD_OUT_TEMPLATE, 1, 1)
+        letter_training.lookups(1, HELD_OUT_TEMPLATE, 1, 1)
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
 def test_sizes_and_seeds() -> None:
-    assert {name: len(letters.pairs(name)) for name in SETS} == {
+    assert {name: len(letter_pairs.pairs(name)) for name in SETS} == {
         "discovery": 8,
         "confirmation": 64,
         "shared-discovery": 8,
@@ -203,7 +207,7 @@ def test_sizes_and_seeds() -> None:
     graphs = [letter.graph for pair in ALL_PAIRS for letter in pair.letters]
     assert len(set(graphs)) == len(graphs)
     with pytest.raises(InputError, match="nearest: steering"):
-        letters.pairs("steer")
+        letter_pairs.pairs("steer")
 
 
 def test_answers_of_all_pairs_step_by_step() -> None:
@@ -221,7 +225,7 @@ def test_answers_of_all_pairs_step_by_step() -> None:
 
 @pytest.mark.parametrize("name", [name for name, wanted in SETS.items() if wanted.shared_path])
 def test_shared_paths(name: str) -> None:
-    for pair in letters.pairs(name):
+    for pair in letter_pairs.pairs(name):
         common = set(pair.base.graph) & set(pair.source.graph)
         c = [follow(letters.prompt(pair.source), pair.source.start, step) for step in range(10)]
         assert common == set(pairwise(c[:8]))
@@ -232,7 +236,7 @@ def test_shared_paths(name: str) -> None:
 def test_independent_pairs_are_those_of_the_recorded_number_of_attempts() -> None:
     """The reference study needed 342 attempts for its 256 steering pairs; so do we, with the same seed."""
     seen = {letter.graph for letter in letters.evaluation(1)}
-    seen |= {letter.graph for name in list(SETS)[:3] for pair in letters.pairs(name) for letter in pair.letters}
+    seen |= {letter.graph for name in list(SETS)[:3] for pair in letter_pairs.pairs(name) for letter in pair.letters}
     rng, attempts, drawn = random.Random(2026092632), 0, []
     while len(drawn) < 256:
         attempts += 1
@@ -251,7 +255,7 @@ def test_independent_pairs_are_those_of_the_recorded_number_of_attempts() -> Non
         rng.shuffle(order)
         made = [Letter(tuple(c), tuple(order), s, 8, 0) for c, s in zip((base, source), starts, strict=True)]
         drawn.append(Pair(made[0], made[1]))
-    assert tuple(drawn) == letters.pairs("steering")
+    assert tuple(drawn) == letter_pairs.pairs("steering")
     assert attempts == 342
 
 
@@ -261,7 +265,7 @@ def test_independent_pairs_are_those_of_the_recorded_number_of_attempts() -> Non
 def test_all_pairs_are_aligned_and_equally_long() -> None:
     starts = set()
     for pair in ALL_PAIRS:
-        where = letters.check_aligned(pair, words)
+        where = letter_pairs.check_aligned(pair, words)
         for letter in (*pair.letters, pair.reference):
             ids = words(letters.prompt(letter))
             starts.add((where.start, len(ids)))
@@ -273,8 +277,8 @@ def test_all_pairs_are_aligned_and_equally_long() -> None:
 
 def test_a_chat_template_moves_places_only() -> None:
     pair = ALL_PAIRS[0]
-    plain = letters.check_aligned(pair, words)
-    chat = letters.check_aligned(pair, lambda text: [1, 2, *words(text), 3], words)
+    plain = letter_pairs.check_aligned(pair, words)
+    chat = letter_pairs.check_aligned(pair, lambda text: [1, 2, *words(text), 3], words)
     assert [place.start - 2 for place in (*chat.takers, chat.start)] == [
         place.start for place in (*plain.takers, plain.start)
     ]
@@ -284,19 +288,19 @@ def test_places_may_have_several_tokens() -> None:
     def halves(text: str) -> list[int]:
         return [id for word in words(text) for id in (word, word + 1)]
 
-    where = letters.check_aligned(ALL_PAIRS[0], halves)
+    where = letter_pairs.check_aligned(ALL_PAIRS[0], halves)
     assert {len(place) for place in (*where.takers, where.start)} == {2}
 
 
 def test_what_is_not_aligned() -> None:
     pair = ALL_PAIRS[0]
     with pytest.raises(InputError, match="they have lengths"):
-        letters.check_aligned(pair, lambda text: list(text.encode()))
+        letter_pairs.check_aligned(pair, lambda text: list(text.encode()))
     with pytest.raises(InputError, match="its source prompt differs at token"):
-        letters.check_aligned(Pair(pair.base, replace(pair.source, order=pair.source.order[::-1])), words)
+        letter_pairs.check_aligned(Pair(pair.base, replace(pair.source, order=pair.source.order[::-1])), words)
     with pytest.raises(InputError, match="its source prompt has"):
-        letters.check_aligned(Pair(pair.base, replace(pair.source, template=2)), words)
+        letter_pairs.check_aligned(Pair(pair.base, replace(pair.source, template=2)), words)
     with pytest.raises(InputError, match="names change 0 places"):
-        letters.check_aligned(pair, lambda text: [0] * 100)
+        letter_pairs.check_aligned(pair, lambda text: [0] * 100)
     with pytest.raises(InputError, match="three different first tokens"):
-        letters.check_aligned(pair, words, lambda name: [0, *name.encode()])
+        letter_pairs.check_aligned(pair, words, lambda name: [0, *name.encode()])

@@ -4,7 +4,7 @@ Each group of commands is a module that hangs them on `app` of `loopscope.cli.ap
 name it below.
 """
 
-from loopscope.cli import benches, lm, lm_tests, programs, reproducing, stores, training
+from loopscope.cli import benches, lm, lm_tests, programs, reproducing, stores, training, tuning
 from loopscope.cli.app import main
 
-__all__ = ["benches", "lm", "lm_tests", "main", "programs", "reproducing", "stores", "training"]
+__all__ = ["benches", "lm", "lm_tests", "main", "programs", "reproducing", "stores", "training", "tuning"]

@@ -20,12 +20,12 @@ from torch import nn
 
 from loopscope.errors import InputError
 from loopscope.experiments.records import RECORD, Facts, Predictions, Record, config_of, load, save
-from loopscope.files import damaged, reporting
+from loopscope.files import damaged
 from loopscope.lm import antonym_tests, iteration_tests, letter_tests
 from loopscope.lm.asking import Speaks, Tell, under
 from loopscope.lm.heads import Heads, Selection, select
+from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_tests import Chosen
-from loopscope.lm.letters import SETS
 from loopscope.lm.passes import Boundary, LanguageModel
 from loopscope.maps import AffineMap, load_map, map_files
 from loopscope.store import Store
@@ -130,7 +130,7 @@ def load_language(
     DamagedError for files that cannot be read.
     """
     from loopscope.lm.folders import load as load_model
-    from loopscope.lm.folders import read_config
+    from loopscope.lm.folders import read_config, weights_sha256
     from loopscope.lm.text import load_tokenizer
 
     config = read_config(folder)
@@ -145,21 +145,9 @@ def load_language(
     model = load_model(folder, loops=loops, boundary=boundary, device=device)
     like = next(model.parameters())
     return LanguageSubject(
-        name or folder.resolve().name, weights_key(folder), str(config["model_type"]), model, tokenizer,
+        name or folder.resolve().name, weights_sha256(folder), str(config["model_type"]), model, tokenizer,
         fitted.to(like), step_key,
     )  # fmt: skip
-
-
-def weights_key(folder: Path) -> str:
-    """SHA-256 over the names and SHA-256 of a model folder's config and weights."""
-    from loopscope.lm.folders import CONFIG, find_tensors
-
-    files = {folder / CONFIG, *(place.file for place in find_tensors(folder).values())}
-    whole = hashlib.sha256()
-    for file in sorted(files):
-        with reporting("read", file), file.open("rb") as content:
-            whole.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
 
 
 def map_key(step: AffineMap) -> str:

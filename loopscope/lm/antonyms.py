@@ -41,7 +41,7 @@ import itertools
 import random
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -88,6 +88,9 @@ PANEL_SEED = 9_101_000
 
 BACKBONE_SEED, MAP_SEED = 100_000_000, 300_000_000
 """Example j of update u is drawn from seed `base + 100 u + j`."""
+
+UPDATE_STRIDE = 100
+"""Seeds of one update are this far from those of the next."""
 
 RULES = (
     "Rule: find the first two neighbouring words, counted from the left, that are opposites. Delete both, close the "
@@ -313,7 +316,7 @@ def backbone_requests(update: int, form: str) -> tuple[Request, ...]:
 
     Final-only requests ask for deletions 1 to 4 in turn; stepwise requests all ask for 4, and each has four `stages`.
     """
-    return _requests(
+    return requests(
         update, BACKBONE_SEED, [1 + j % TRAINED if form == "final-only" else TRAINED for j in range(8)], form
     )
 
@@ -323,14 +326,20 @@ def map_requests(update: int, form: str = "stepwise") -> tuple[Request, ...]:
 
     The study fits the maps of both backbones in the stepwise form, which a final-only backbone has never seen.
     """
-    return _requests(update, MAP_SEED, [1 + j % LONGEST for j in range(16)], form)
+    return requests(update, MAP_SEED, [1 + j % LONGEST for j in range(16)], form)
 
 
-def _requests(update: int, base: int, depths: list[int], form: str) -> tuple[Request, ...]:
+def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[Request, ...]:
+    """Requests of these depths: number j has seed `base + 100 update + j`, and the training templates take turns.
+
+    A function of its arguments alone.  InputError for a negative update, more than 100 requests, an unknown form.
+    """
     if update < 0:
         raise InputError(f"there is no update {update}: updates are counted from 0")
+    if len(depths) > UPDATE_STRIDE:
+        raise InputError(f"an update has at most {UPDATE_STRIDE} requests, not {len(depths)}")
     return tuple(
-        Request(sequence(base + 100 * update + j), k, (len(depths) * update + j) % len(TRAIN_TEMPLATES), form)
+        Request(sequence(base + UPDATE_STRIDE * update + j), k, (len(depths) * update + j) % len(TRAIN_TEMPLATES), form)
         for j, k in enumerate(depths)
     )
 

@@ -7,18 +7,22 @@
 The weights are `model.safetensors`, or the shards that `model.safetensors.index.json` lists.  Nothing in the folder is
 executed and no pickle is opened.  Names and shapes are compared with the config before the first weight is read.
 
+A folder written by fine-tuning also has `loopscope.json`, which says with how many loops and which boundary it was
+trained; those are then the defaults.  Other programs take it for what it is without: an ordinary checkpoint.
+
 A folder that is whole but not what was asked for (another architecture, no weights, weights that disagree with the
 config) is an InputError; a file that cannot be read, or is not what the index says, a DamagedError.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,8 +33,11 @@ from loopscope.files import damaged, first_line, read, reporting
 from loopscope.lm.ouro import Ouro, OuroConfig
 from loopscope.lm.passes import Boundary
 from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
+from loopscope.manifest import digest
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+LOOPED = "loopscope.json"
+"""How a folder that was fine-tuned is looped: `loops` and `boundary`, beside how it came about."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 LOOPS = 4
@@ -75,14 +82,15 @@ def load(
 ) -> Adapter:
     """The model in a released folder, on this device, in this dtype (default: that of the files), in eval mode.
 
-    `loops` is the number of calls that a run makes by default: Ouro's own, and 4 for Qwen3 and Llama.  `boundary` says
-    what ends a call: "norm" for Ouro; for the others "none" (default) or "norm".
+    `loops` is the number of calls that a run makes by default: that of the folder's `loopscope.json`, else Ouro's own,
+    and 4 for Qwen3 and Llama.  `boundary` says what ends a call: "norm" for Ouro; for the others "none" or "norm"
+    (default: that of `loopscope.json`, else "none").
 
     Raises InputError or DamagedError as the module says; the message names the file or key, what was expected and
     what was found.
     """
     folder = Path(folder)
-    model = build(read_config(folder), folder / CONFIG, loops=loops, boundary=boundary)
+    model = outline(folder, loops=loops, boundary=boundary)
     stored = find_tensors(folder)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     copies = {name: original for name, original in model.copies.items() if name in stored}
@@ -102,6 +110,44 @@ def load(
             raise InputError(f"{stored[name].file}: {name} is not {original}, though {CONFIG} says that they are tied")
     model.load_state_dict(tensors, assign=True)
     return model.to(device).eval()  # what is in no file, too: rotary frequencies
+
+
+def outline(folder: str | Path, *, loops: int | None = None, boundary: Boundary | None = None) -> Adapter:
+    """The model in a folder on the meta device: names and shapes without weights; arguments and errors as `load`."""
+    folder = Path(folder)
+    told = read_looped(folder)
+    return build(
+        read_config(folder),
+        folder / CONFIG,
+        loops=told.get("loops") if loops is None else loops,
+        boundary=told.get("boundary") if boundary is None else boundary,
+    )
+
+
+def read_looped(folder: str | Path) -> dict[str, Any]:
+    """What a folder's `loopscope.json` says, {} where there is none; DamagedError if its loops or boundary are none."""
+    file = Path(folder) / LOOPED
+    if not file.is_file():
+        return {}
+    told = read_json(file)
+    loops, boundary = told.get("loops"), told.get("boundary")
+    if type(loops) is not int or loops < 1 or boundary not in get_args(Boundary):
+        raise damaged(file, "a number of loops and a boundary", f"{loops!r} and {boundary!r}"[:60])
+    return told
+
+
+def weight_files(folder: str | Path) -> tuple[Path, ...]:
+    """The files that hold a folder's weights, by name; errors as `find_tensors`."""
+    return tuple(sorted({place.file for place in find_tensors(Path(folder)).values()}))
+
+
+def weights_sha256(folder: str | Path) -> str:
+    """What tells a folder's weights from others: the SHA-256 of the one file, or of its shards' names and SHA-256s."""
+    told = []
+    for file in weight_files(folder):
+        with reporting("read", file), file.open("rb") as content:
+            told.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
+    return told[0][1] if len(told) == 1 else digest(told)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from loopscope.execute import run
 from loopscope.lm.asking import Speaks, Tell, as_reply, asked, together
 from loopscope.lm.decoding import generate
 from loopscope.lm.heads import STEP, Heads, Selection, late_layers
-from loopscope.lm.letters import NAMES, SETS, Letter, Pair, check_aligned, pairs, prompt
+from loopscope.lm.letter_pairs import SETS, Pair, check_aligned, pairs
+from loopscope.lm.letters import NAMES, Letter, prompt
 from loopscope.lm.passes import LanguageModel
 from loopscope.lm.placement import between
 from loopscope.program import F, Program, Run

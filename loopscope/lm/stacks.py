@@ -141,6 +141,11 @@ class LoopedStack(nn.Module):
         return int(self.config.max_position_embeddings)
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return int(self.config.vocab_size)
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end a text."""
         ends = self.config.eos_token_id
@@ -153,7 +158,7 @@ class LoopedStack(nn.Module):
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
         """h_0 of tokens [B, T]; InputError for anything but whole numbers of the vocabulary, or too many of them."""
-        check_tokens(tokens, int(self.config.vocab_size), self.positions)
+        check_tokens(tokens, self.vocabulary, self.positions)
         return self.model.embed_tokens(tokens.long())
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:

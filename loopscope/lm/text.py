@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ class Tokenizer:
             raise InputError(f"the text {ascii(text)[:60]} is no valid Unicode") from None
         return list(self.parts.encode(text, add_special_tokens=special).ids)
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of several texts at once, as `encode` without what a tokenizer adds around a text."""
+        return [list(found.ids) for found in self.parts.encode_batch(list(texts), add_special_tokens=False)]
+
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens, with the special ones or without."""
         return str(self.parts.decode(list(tokens), skip_special_tokens=not special))
@@ -82,7 +87,7 @@ class Tokenizer:
         given = {"messages": [dict(message) for message in messages], "add_generation_prompt": answer}
         nothing = {"tools": None, "documents": None}
         try:
-            return _environment().from_string(self.template).render(**nothing, **self.special, **given, **settings)
+            return _compiled(self.template).render(**nothing, **self.special, **given, **settings)
         except (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise InputError(f"the chat template of {self.folder} says: {first_line(error)}") from error
 
@@ -151,6 +156,11 @@ class _Generation(Extension):
         """The statements inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@cache
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

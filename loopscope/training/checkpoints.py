@@ -6,17 +6,45 @@ or absent (see `store.py`); one that turns out damaged is passed over for the on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError
 from loopscope.files import locked, make_folder, reporting
 from loopscope.manifest import digest
 from loopscope.store import Artefact, Store
-from loopscope.training.trainer import Trainer
 
 KIND, KEPT = "checkpoint", 2
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """Training that can be saved and gone on with: what it is at, all it needs as tensors and as JSON."""
+
+    stage: int
+    update: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """Its tensors by name."""
+        ...
+
+    def progress(self) -> dict[str, Any]:
+        """What is no tensor, as JSON."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
+        """Go on from what both were when they were saved."""
+        ...
 
 
 class Checkpoints:
@@ -25,7 +53,7 @@ class Checkpoints:
     def __init__(self, store: Store, job: dict[str, Any]) -> None:
         self.store, self.job = store, job
 
-    def save(self, trainer: Trainer) -> None:
+    def save(self, trainer: Resumable) -> None:
         """Write where the trainer is, then let go of all but the last two.  StoreError when the disk is full."""
         config = {"job": self.job, "stage": trainer.stage, "update": trainer.update}
         with self.store.write(KIND, config, device=trainer.device) as draft:
@@ -34,7 +62,7 @@ class Checkpoints:
         for old in self._found()[KEPT:]:
             self.store.remove(KIND, old.key)
 
-    def load(self, trainer: Trainer) -> bool:
+    def load(self, trainer: Resumable) -> bool:
         """Bring the trainer to the last whole checkpoint; False when there is none."""
         for artefact in self._found():
             try:

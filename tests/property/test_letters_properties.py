@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopscope.lm import letters
+from loopscope.lm import letter_pairs, letter_training, letters
 from loopscope.lm.letters import NAMES, REDRAW, Held, Letter
 
 seeds = st.integers(0, 2**40)
@@ -30,10 +30,14 @@ def test_a_held_graph_is_never_drawn(seed: int, collisions: int, others: list[in
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.data())
 def test_no_training_text_has_a_held_graph(update: int, deepest: int, data: st.DataObject) -> None:
-    held = letters.held()
+    held = letter_training.held()
     count = data.draw(st.integers(deepest, 10 * deepest))
-    texts = letters.adaptation(update, texts=3, questions=count, deepest=deepest)
-    trained = [letter for stage in (letters.BACKBONE, letters.MAP) for letter in letters.training(stage, update)]
+    texts = letter_training.adaptation(update, texts=3, questions=count, deepest=deepest)
+    trained = [
+        letter
+        for stage in (letter_training.BACKBONE, letter_training.MAP)
+        for letter in letter_training.training(stage, update)
+    ]
     trained += [letter for text in texts for letter in text.letters]
     assert all(letter.graph not in held for letter in trained)
     assert all(letter.template in letters.TRAIN_TEMPLATES for letter in trained)
@@ -55,9 +59,9 @@ def test_answers_follow_the_edges(letter: Letter) -> None:
 
 @given(seeds, st.booleans(), st.integers(1, 12), st.lists(seeds, max_size=10))
 def test_pairs_have_no_graph_twice_and_none_seen(seed: int, shared: bool, size: int, others: list[int]) -> None:
-    first = letters.draw_pairs(1, seed, shared_path=shared, unseen=Held())
+    first = letter_pairs.draw_pairs(1, seed, shared_path=shared, unseen=Held())
     seen = Held().with_those_of([*first[0].letters, *(letters.draw(other, 1, 0) for other in others)])
-    found = letters.draw_pairs(size, seed, shared_path=shared, unseen=seen)
+    found = letter_pairs.draw_pairs(size, seed, shared_path=shared, unseen=seen)
     graphs = [letter.graph for pair in found for letter in pair.letters]
     assert len(found) == size
     assert len(set(graphs)) == len(graphs)

@@ -1,0 +1,176 @@
+"""Looped language models: recipes, fine-tuning, fitting maps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+from rich.console import Console
+
+from loopscope.cli.app import AsJson, print_json, print_table
+from loopscope.cli.lm import lm_app
+from loopscope.cli.stores import StoreFolder
+from loopscope.cli.training import Device, SaveEvery
+from loopscope.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from loopscope.lm.general_text import Source
+    from loopscope.lm.tuning.jobs import Finished, Progress, Settings
+    from loopscope.lm.tuning.recipes import Recipe
+    from loopscope.store import Store
+
+Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
+Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
+Updates = Annotated[int | None, typer.Option(help="End after so many updates; default: the recipe's.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Compile the layers first: faster updates on a GPU.")]
+Text = Annotated[list[Path] | None, typer.Option(help="A file of general text (repeatable); default: built in.")]
+
+
+@lm_app.command("recipes")
+def lm_recipes(as_json: AsJson = False) -> None:
+    """List the recipes for language models."""
+    from loopscope.lm.tuning.recipes import RECIPES
+
+    if as_json:
+        told = [{"about": r.about, "deviations": list(r.deviations), **r.to_dict()} for r in RECIPES.values()]
+        return print_json({"recipes": told})
+    print_table(
+        "Recipes for language models",
+        ("name", "about", "updates", "batch", "rate"),
+        ((r.name, r.about, f"{r.updates:,}", r.examples, f"{r.rate:g}") for r in RECIPES.values()),
+        left=2,
+    )
+
+
+@lm_app.command("finetune")
+def lm_finetune(
+    folder: Folder,
+    recipe: Name,
+    out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
+    updates: Updates = None,
+    changes: Changes = None,
+    text: Text = None,
+    boundary: Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")] = None,
+    device: Device = "auto",
+    store: StoreFolder = Path("store"),
+    save_every: SaveEvery = 300.0,
+    compiled: Compiled = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
+    from loopscope.lm.passes import Boundary
+    from loopscope.lm.tuning.jobs import finetune
+
+    if boundary not in (None, *get_args(Boundary)):
+        there = get_args(Boundary)
+        raise InputError(f"no boundary {boundary!r}; there are {', '.join(there)}{nearest(str(boundary), there)}")
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
+    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    with asked as (chosen, sources, target, settings):
+        kind = cast("Boundary | None", boundary)
+        done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)
+    _show(chosen, done, as_json)
+
+
+@lm_app.command("fit")
+def lm_fit(
+    folder: Folder,
+    recipe: Name,
+    out: Annotated[Path | None, typer.Option(help="A folder to save the map in as well; it must not exist.")] = None,
+    updates: Updates = None,
+    changes: Changes = None,
+    text: Text = None,
+    device: Device = "auto",
+    store: StoreFolder = Path("store"),
+    save_every: SaveEvery = 300.0,
+    compiled: Compiled = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
+    from loopscope.lm.tuning.jobs import fit
+    from loopscope.maps import load_map, save_map
+
+    if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
+        raise InputError(f"--out {out} must be a new folder inside one that exists")
+    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    with asked as (chosen, sources, target, settings):
+        done = fit(folder, chosen, target, settings, sources=sources)
+    if out is not None and done.key is not None:
+        save_map(load_map(done.folder), out)
+    _show(chosen, done, as_json)
+
+
+@contextmanager
+def _job(
+    name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str, folder: Path,
+    save_every: float, compiled: bool,
+) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
+    """What a job is made from, checked before anything is written, with a progress bar for as long as it runs."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
+    from loopscope.lm.general_text import read
+    from loopscope.lm.tuning.jobs import Settings
+    from loopscope.lm.tuning.recipes import recipe
+    from loopscope.store import Store
+    from loopscope.training.jobs import pick_device
+
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is no folder, so no store")
+    shorter = [] if updates is None else [f"updates={updates}"]
+    chosen = recipe(name, [*(changes or ()), *shorter])
+    sources = None if text is None else [read(text)]
+    with _bar() as (watch, tell):
+        yield chosen, sources, Store(folder), Settings(pick_device(device), save_every, compiled, watch, tell)
+
+
+@contextmanager
+def _bar() -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]:
+    """A progress bar on a terminal, and a function that says a line on standard error."""
+    from rich import progress as rich
+
+    columns = (
+        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[told]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with rich.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def watch(now: Progress) -> None:
+            if now.job not in tasks:
+                tasks[now.job] = bar.add_task(now.job, total=now.updates, told="")
+            loss = "-" if now.loss is None else f"{now.loss:.4f}"
+            told = f"loss {loss}  right {now.accuracy:.0%}  {now.tokens_per_second:,.0f} tokens/s"
+            bar.update(tasks[now.job], completed=now.update, told=told)
+
+        yield watch, lambda line: print(line, file=sys.stderr)
+
+
+def _show(recipe: Recipe, done: Finished, as_json: bool) -> None:
+    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+        return
+    if as_json:
+        return print_json({
+            "recipe": recipe.to_dict(), "folder": str(done.folder), "key": done.key, "updates": done.updates,
+            "tokens": done.tokens, "seconds": done.seconds, "history": list(done.history),
+        })  # fmt: skip
+    checks = [row for row in done.history if "accuracy" in row]
+    cells = list(checks[-1]["accuracy"])
+    speed = f"{done.tokens / max(done.seconds, 1e-9):,.0f} tokens/s"
+    print_table(
+        f"{done.folder}: {recipe.name}, {done.updates:,} updates in {done.seconds:.1f} s, {speed}; % right by depth",
+        ("update", "loss", "general text", *cells),
+        (
+            (f"{row['update']:,}", f"{row['loss']:.4f}" if row.get("loss") is not None else "-",
+             f"{row['nll']['mixed']:.4f}", *(f"{100 * row['accuracy'][cell]:.1f}" for cell in cells))
+            for row in checks
+        ),
+        left=0,
+    )  # fmt: skip

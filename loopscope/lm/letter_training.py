@@ -1,0 +1,129 @@
+"""What letter-walk models are trained on: questions, and long texts full of look-ups.
+
+`training` gives the questions of an update; `adaptation` texts in which one set of rules is followed by many questions
+with their answers, so that every token can be learned from and looking a name up is learned first.  No graph of `held`
+occurs in either.  The reference study held out only the graphs of `letters.evaluation`; those of its pairs could occur
+in training.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
+from typing import NamedTuple
+
+from loopscope.errors import InputError
+from loopscope.lm.letter_pairs import SETS, pairs
+from loopscope.lm.letters import (
+    NAMES,
+    TRAIN_TEMPLATES,
+    Held,
+    Letter,
+    answer,
+    draw,
+    draw_from,
+    evaluated,
+    prompt,
+    question,
+)
+
+
+@cache
+def held() -> Held:
+    """Every graph of `letters.evaluation` and of every set of pairs."""
+    letters = [letter for name in SETS for pair in pairs(name) for letter in pair.letters]
+    return evaluated().with_those_of(letters)
+
+
+class Stage(NamedTuple):
+    """A stage of training: its first seed, how many examples an update has, and the largest k."""
+
+    first_seed: int
+    examples: int
+    deepest: int
+
+
+BACKBONE = Stage(100_000_000, 8, 4)
+MAP = Stage(300_000_000, 16, 8)
+ADAPTATION_SEED = 500_000_000
+UPDATE_STRIDE = 100
+"""Seeds of one update are this far from those of the next."""
+
+
+def training(stage: Stage, update: int) -> tuple[Letter, ...]:
+    """The examples of an update: example j has depth 1 + j mod `deepest`, and the templates 0-4 take turns.
+
+    A function of (stage, update) alone.  No graph of `held` occurs.
+    """
+    seeds = _seeds(stage.first_seed, update, stage.examples)
+    return tuple(
+        draw(held().free_seed(seed), k=1 + j % stage.deepest, template=_turn(update, stage.examples, j))
+        for j, seed in enumerate(seeds)
+    )
+
+
+def _seeds(first: int, update: int, count: int) -> range:
+    if update < 0:
+        raise InputError(f"updates are counted from 0, not {update}")
+    if not 1 <= count <= UPDATE_STRIDE:
+        raise InputError(f"an update has 1 to {UPDATE_STRIDE} texts, not {count}")
+    return range(first + UPDATE_STRIDE * update, first + UPDATE_STRIDE * update + count)
+
+
+def _turn(update: int, count: int, j: int) -> int:
+    """Which training template is next, if each update has `count` texts."""
+    return TRAIN_TEMPLATES[(count * update + j) % len(TRAIN_TEMPLATES)]
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """One set of rules followed by questions with their answers.  The letters differ in start and k only.
+
+    How to answer is said once, with the first question, so that answers lie closer together.
+    """
+
+    letters: tuple[Letter, ...]
+
+    @property
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """(what comes before an answer, the answer), one after another; joined, they are the text."""
+        first, *rest = self.letters
+        asked = [f"{prompt(first)}\n", *(f"\n{question(letter, letter.start)}\n" for letter in rest)]
+        return tuple((before, answer(letter)) for before, letter in zip(asked, self.letters, strict=True))
+
+    @property
+    def text(self) -> str:
+        """The whole text.  It begins with the prompt of its first letter."""
+        return "".join(before + name for before, name in self.turns)
+
+
+def lookups(seed: int, template: int, deepest: int, questions: int) -> Lookups:
+    """A text of `questions` questions whose depths rise from 1 to `deepest`, each depth equally often up to one.
+
+    No question is asked twice, so up to depth ten no answer can be copied from before: hence at most ten questions per
+    depth, and at least one, or InputError.  An earlier answer can still stand in for several transfers of a later
+    question.  The graph is that of `held().free_seed(seed)`; the template is one of 0-4.
+    """
+    if template not in TRAIN_TEMPLATES:
+        raise InputError(f"texts to learn from have templates 0 to {TRAIN_TEMPLATES[-1]}, not {template}")
+    if not 1 <= deepest <= questions <= len(NAMES) * deepest:
+        most = f"{deepest} to {len(NAMES) * deepest} questions" if deepest >= 1 else "no questions"
+        raise InputError(f"depths up to {deepest} take {most}, one to ten for each depth, not {questions}")
+    rng = random.Random(held().free_seed(seed))
+    letter = draw_from(rng, 1, template)
+    depths = groupby(1 + q * deepest // questions for q in range(questions))
+    asked = [(k, start) for k, group in depths for start in rng.sample(NAMES, len(list(group)))]
+    return Lookups(tuple(replace(letter, k=k, start=start) for k, start in asked))
+
+
+def adaptation(
+    update: int, *, texts: int, questions: int, deepest: int, first_seed: int = ADAPTATION_SEED
+) -> tuple[Lookups, ...]:
+    """The texts of an update.  A curriculum gives `deepest` as a function of the update, beginning with 1.
+
+    A function of its arguments alone; the templates 0-4 take turns.  Raises InputError as `lookups` does.
+    """
+    seeds = _seeds(first_seed, update, texts)
+    return tuple(lookups(seed, _turn(update, texts, j), deepest, questions) for j, seed in enumerate(seeds))

@@ -1,0 +1,199 @@
+"""From texts to what a model is trained on: rows of tokens, and which of them are learned with what weight.
+
+A question is put into the folder's chat template, thinking disabled where a template knows of it; learned is what the
+assistant says, to the token that ends its turn and the newline after it.  Of other texts every token is learned.  Rows
+are padded on the right, where causal attention needs no mask, and logits are computed for learned tokens only.
+
+Averages are weights: every learned token carries its share of the update's loss, so that however the rows are put
+together, the losses of their passes add up to the loss of the update.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from loopscope.errors import InputError
+from loopscope.lm.general_text import CHUNK, Pool, draw, tokens_beside
+from loopscope.lm.passes import check_tokens
+from loopscope.lm.text import Tokenizer
+from loopscope.lm.tuning.questions import examples, texts
+from loopscope.lm.tuning.recipes import Recipe
+
+WINDOW = 256
+"""Tokens of a row of general text that comes instead of the task."""
+
+Averaging = Literal["micro-batch", "sequence", "token"]
+
+
+class Row(NamedTuple):
+    """One sequence: its tokens, the first that is learned (1 or later), and how many loops it is run for."""
+
+    tokens: tuple[int, ...]
+    first: int
+    loops: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows that go through the model in one pass, and the tokens learned: `targets`, each read at (`rows`, `columns`).
+
+    The loss of a unit is the sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general
+    text.
+    """
+
+    tokens: Int[Tensor, "B T"]
+    rows: Int[Tensor, " n"]
+    columns: Int[Tensor, " n"]
+    targets: Int[Tensor, " n"]
+    weights: Float[Tensor, " n"]
+    loops: int
+    kind: Literal["task", "general"]
+    length: int  # of all rows together, without padding
+
+    def to(self, device: torch.device) -> Unit:
+        """The same on a device; a GPU fetches it while it works."""
+        if device.type == "cpu":
+            return self
+        names = ("tokens", "rows", "columns", "targets", "weights")
+        moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in names}
+        return replace(self, **moved)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def chat_rows(asked: Sequence[tuple[str, str, int]], tokenizer: Tokenizer, newline: bool = True) -> list[Row]:
+    """Rows of (prompt, answer, loops): the answer is learned, and what ends the assistant's turn.
+
+    InputError where the chat template does not put an answer right behind the prompt it gives for generation.
+    """
+    before, after = [], []
+    for prompt, answer, _ in asked:
+        question = {"role": "user", "content": prompt}
+        start = tokenizer.render([question], enable_thinking=False)
+        said = {"role": "assistant", "content": answer}
+        whole = tokenizer.render([question, said], answer=False, enable_thinking=False)
+        if not whole.startswith(start):
+            raise InputError(f"the chat template of {tokenizer.folder} writes an answer elsewhere than it asks for it")
+        before.append(start)
+        after.append(whole[len(start) :] if newline else whole[len(start) :].removesuffix("\n"))
+    both = tokenizer.encode_many([*before, *after])
+    pairs = zip(both[: len(before)], both[len(before) :], asked, strict=True)
+    return [Row((*start, *rest), len(start), loops) for start, rest, (_, _, loops) in pairs]
+
+
+def text_rows(found: Sequence[str], tokenizer: Tokenizer, loops: int) -> list[Row]:
+    """Rows of texts of which every token is learned but the first, which nothing comes before."""
+    return [Row(tuple(ids), 1, loops) for ids in tokenizer.encode_many(found)]
+
+
+# ---- units -----------------------------------------------------------------------------------------------------------
+
+
+def units(
+    rows: Sequence[Row], *, micro: int, averaging: Averaging, share: float, kind: Literal["task", "general"]
+) -> list[Unit]:
+    """Rows in passes of up to `micro` rows, whose losses add up to `share` times the average of the learned tokens.
+
+    Micro-batches keep the order of the rows, as their average depends on it; otherwise rows of like length go together.
+    """
+    if averaging != "micro-batch":
+        rows = sorted(rows, key=lambda row: (row.loops, len(row.tokens)))
+    alike = [list(some) for _, some in itertools.groupby(rows, key=lambda row: row.loops)]
+    passes = [some[start : start + micro] for some in alike for start in range(0, len(some), micro)]
+    learned = sum(len(row.tokens) - row.first for row in rows)
+    found = []
+    for some in passes:
+        inside = sum(len(row.tokens) - row.first for row in some)
+        weights = {
+            "micro-batch": [share / (len(passes) * inside)] * len(some),
+            "sequence": [share / (len(rows) * (len(row.tokens) - row.first)) for row in some],
+            "token": [share / learned] * len(some),
+        }[averaging]
+        found.append(_unit(some, weights, kind))
+    return found
+
+
+def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "general"]) -> Unit:
+    """One pass; `weights` are those of each row's tokens."""
+    counts = torch.tensor([len(row.tokens) - row.first for row in rows])
+    longest = max(len(row.tokens) for row in rows)
+    tokens = torch.tensor([[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows])
+    places = torch.arange(len(rows)).repeat_interleave(counts)
+    columns = torch.cat([torch.arange(row.first - 1, len(row.tokens) - 1) for row in rows])
+    return Unit(
+        tokens=tokens,
+        rows=places,
+        columns=columns,
+        targets=tokens[places, columns + 1],
+        weights=torch.tensor(weights).repeat_interleave(counts),
+        loops=rows[0].loops,
+        kind=kind,
+        length=sum(len(row.tokens) for row in rows),
+    )
+
+
+class Data:
+    """The units of every update of a recipe, a function of (recipe, general text, update) alone.
+
+    InputError at the first update that does not fit the tokenizer, the model's vocabulary or its positions.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: Tokenizer, pools: Sequence[Pool], *, vocabulary: int, positions: int
+    ) -> None:
+        self.recipe, self.tokenizer, self.pools = recipe, tokenizer, pools
+        self.vocabulary, self.positions = vocabulary, positions
+
+    def __call__(self, update: int) -> list[Unit]:
+        """The units of an update, counted from 0; their weights sum to 1, so that a uniform loss of 1 gives 1."""
+        recipe = self.recipe
+        if recipe.general == "instead":
+            turn = _turns(recipe.general_seed, recipe.share, recipe.updates)[update]
+            found = self._general_alone(update) if turn is None else self._task(turn, 1.0)
+        else:
+            found = self._task(update, 1.0 - recipe.share)
+            if recipe.share:
+                found += self._general_beside(update, found)
+        for unit in found:
+            check_tokens(unit.tokens, self.vocabulary, self.positions)
+        return found
+
+    def _task(self, turn: int, share: float) -> list[Unit]:
+        recipe = self.recipe
+        if recipe.text == "look-ups":
+            rows = text_rows(texts(recipe, turn), self.tokenizer, recipe.loops)
+        else:
+            asked = [(each.prompt, each.answer, each.loops) for each in examples(recipe, turn)]
+            rows = chat_rows(asked, self.tokenizer, recipe.newline)
+        return units(rows, micro=recipe.micro, averaging=recipe.averaging, share=share, kind="task")
+
+    def _general_beside(self, update: int, task: Sequence[Unit]) -> list[Unit]:
+        """A quarter of the task's tokens, in passes about as large as the task's."""
+        recipe = self.recipe
+        drawn = draw(self.pools, tokens_beside(sum(unit.length for unit in task)), recipe.general_seed + update)
+        rows = [Row(chunk, 1, recipe.loops) for chunk in drawn]
+        micro = max(1, max(unit.tokens.numel() for unit in task) // CHUNK)
+        return units(rows, micro=micro, averaging="token", share=recipe.share, kind="general")
+
+    def _general_alone(self, update: int) -> list[Unit]:
+        recipe = self.recipe
+        drawn = draw(self.pools, CHUNK * recipe.examples, recipe.general_seed + update)
+        rows = [Row(chunk[:WINDOW], 1, recipe.loops) for chunk in drawn]
+        return units(rows, micro=recipe.micro, averaging="sequence", share=1.0, kind="general")
+
+
+@cache
+def _turns(seed: int, share: float, updates: int) -> tuple[int | None, ...]:
+    """For every update its number among those with the task, or None where general text comes instead."""
+    source, turns = random.Random(seed), itertools.count()
+    return tuple(None if source.random() < share else next(turns) for _ in range(updates))

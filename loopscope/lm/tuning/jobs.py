@@ -1,0 +1,321 @@
+"""Fine-tune a model folder, or fit a map to one: find what is finished, go on with what is begun, write what is new.
+
+A fine-tuned model is an ordinary model folder with its tokenizer; `loopscope.json` in it says how it is looped and
+where it comes from, `history.json` how training went.  A fitted map is an artefact of a store, in the form of every
+saved map, which names the SHA-256 of the weights it was fitted to.  Both appear whole or not at all.  Checkpoints are
+artefacts of the store too; the same call goes on from the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from loopscope.errors import InputError
+from loopscope.files import new_folder, read, reporting, write_synced
+from loopscope.lm.folders import (
+    CONFIG,
+    LOOPED,
+    PICKLES,
+    SINGLE,
+    Adapter,
+    load,
+    outline,
+    read_config,
+    read_looped,
+    weights_sha256,
+)
+from loopscope.lm.general_text import Pool, Source, built_in, pool
+from loopscope.lm.ouro import Ouro
+from loopscope.lm.passes import Boundary
+from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
+from loopscope.lm.tuning.batches import Data, Unit
+from loopscope.lm.tuning.checks import Checks
+from loopscope.lm.tuning.memory import plan
+from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.processes import Processes, join
+from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.trainer import Tuner
+from loopscope.manifest import digest
+from loopscope.maps import AffineMap, make_map, map_files
+from loopscope.store import Artefact, Store
+from loopscope.training.checkpoints import Checkpoints, alone
+
+KIND = "lm-map"
+"""What fitted maps of language models are called in a store."""
+
+HISTORY, RESULT = "history.json", "result.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a job is: updates, the last loss of the task, the mean accuracy of the last check, tokens per second."""
+
+    job: str
+    update: int
+    updates: int
+    loss: float | None
+    accuracy: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a job is run; what comes out differs by rounding at most.
+
+    `save_every`: seconds between checkpoints.  `compiled`: layers are compiled first, which takes a minute and makes
+    every update faster on a GPU.  `watch` is called after every window, `tell` with the estimate of memory before the
+    first.
+    """
+
+    device: torch.device
+    save_every: float = 300.0
+    compiled: bool = False
+    watch: Callable[[Progress], None] = lambda _: None
+    tell: Callable[[str], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came out: a model folder or a map's folder, and how it went.  `key` is that of a map."""
+
+    folder: Path
+    key: str | None
+    updates: int
+    history: Sequence[Mapping[str, Any]]
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that a run is made from; `identity` tells it from others."""
+
+    folder: Path
+    recipe: Recipe
+    model: Adapter  # names and shapes alone
+    weights: str
+    text: str
+    tokenizer: Tokenizer
+    pools: Sequence[Pool]
+    data: Data
+    passes: Sequence[Unit]  # of the first and the last update
+    step: AffineMap | None
+    processes: Processes
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a map's artefact is made by; the recipe may leave out the boundary."""
+        return {"recipe": self.recipe.to_dict(), "boundary": self.model.boundary, "text": self.text}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What it is made from."""
+        return {"weights": self.weights}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its checkpoints are known by."""
+        kind = {"weights": "finetune", "map": KIND}[self.recipe.trains]
+        return {"kind": kind, **self.config, **self.inputs, "device": self.processes.device.type}
+
+
+def finetune(
+    folder: str | Path, recipe: Recipe, out: str | Path, store: Store, settings: Settings, *,
+    sources: Sequence[Source] | None = None, boundary: Boundary | None = None,
+) -> Finished:  # fmt: skip
+    """Train the model in a folder by a recipe and write the folder `out`; checkpoints are in the store meanwhile.
+
+    `sources` are general text (default: what needs no download); `boundary` goes before the recipe's and the folder's.
+    An `out` that this call has written before is only looked up.  Raises InputError for a recipe of a map, another
+    `out` that exists, a model or tokenizer that does not fit, and too little memory; NotFiniteError when training
+    leaves the numbers; StoreError when the disk is full.
+    """
+    if recipe.trains != "weights":
+        raise InputError(f"recipe {recipe.name!r} fits a map; `loopscope lm fit` does that")
+    folder, out = Path(folder), Path(out)
+    job = _prepared(folder, recipe, settings, sources, boundary)
+    if out.exists() or out.is_symlink():
+        if out.is_dir() and read_looped(out).get("job") == digest(job.identity):
+            result = json.loads(read(out / HISTORY))
+            return Finished(out, None, result["updates"], result["history"], result["tokens"], result["seconds"])
+        raise InputError(f"{out} exists already; give a folder that does not")
+
+    def write(tuner: Tuner, weights: Mapping[str, Tensor]) -> Finished:
+        whole = {name.removeprefix("model."): each for name, each in weights.items()}
+        about = {"loops": job.model.loops, "boundary": job.model.boundary, "job": digest(job.identity),
+                 "from": job.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
+        _write_folder(out, folder, whole, about, _result(tuner))
+        return Finished(out, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
+
+    return _run(job, store, settings, write)
+
+
+def fit(
+    folder: str | Path, recipe: Recipe, store: Store, settings: Settings, *, sources: Sequence[Source] | None = None
+) -> Finished:
+    """Fit a map to the frozen model in a folder; it becomes an artefact of the store, and a finished one is looked up.
+
+    Raises as `finetune`.
+    """
+    if recipe.trains != "map":
+        raise InputError(f"recipe {recipe.name!r} trains a model; `loopscope lm finetune` does that")
+    job = _prepared(Path(folder), recipe, settings, sources, None)
+    there = store.find(KIND, job.config, job.inputs)
+    if there is not None:
+        return _fitted(there)
+
+    def write(tuner: Tuner, weights: Mapping[str, Tensor]) -> Finished:
+        step = tuner.objective.step
+        assert step is not None
+        with store.write(KIND, job.config, job.inputs, device=job.processes.device) as draft:
+            for name, data in map_files(step).items():
+                draft.bytes(name, data)
+            draft.json(RESULT, _result(tuner))
+        return _fitted(draft.artefact)
+
+    return _run(job, store, settings, write)
+
+
+def _prepared(
+    folder: Path, recipe: Recipe, settings: Settings, sources: Sequence[Source] | None, boundary: Boundary | None
+) -> _Job:
+    """Everything that can be checked before a weight is read."""
+    model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary)
+    tokenizer = load_tokenizer(folder)
+    step = None
+    if recipe.trains == "map":
+        shape = {} if recipe.rank is None else {"rank": recipe.rank, "seed": recipe.init}
+        try:
+            step = make_map(recipe.family, width=model.width, **shape)
+        except TypeError:
+            raise InputError(f"a {recipe.family} map takes {'no' if shape else 'a'} rank") from None
+    pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources or built_in()]
+    data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
+    passes = [unit for update in {0, recipe.updates - 1} for unit in data(update)]
+    return _Job(
+        folder, recipe, model, weights_sha256(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
+        step, join(settings.device),
+    )  # fmt: skip
+
+
+def _run(
+    job: _Job, store: Store, settings: Settings, write: Callable[[Tuner, Mapping[str, Tensor]], Finished]
+) -> Finished:
+    """Train from the last checkpoint, if there is one, and write the result."""
+    first, device = job.processes.first, job.processes.device
+    memory = plan(job.model, job.step, job.recipe, job.passes, device=device, processes=job.processes.count)
+    if first:
+        settings.tell(f"{job.recipe.name} takes about {memory}")
+    checkpoints = Checkpoints(store, job.identity)
+    with ExitStack() as stack:
+        if first:
+            stack.enter_context(alone(store, job.identity))
+            store.gc()  # what a killed run left half-written
+        job.processes.wait()
+        try:
+            tuner = _tuner(job, memory.recompute, settings.compiled)
+            checkpoints.load(tuner)
+            tuner.run(_Reporter(job, checkpoints, settings, tuner))
+        except torch.cuda.OutOfMemoryError:
+            raise InputError(
+                f"{job.recipe.name} does not fit the GPU's memory with passes of {job.recipe.micro}; "
+                f"smaller ones take less (micro={max(1, job.recipe.micro // 2)})"
+            ) from None
+        weights = tuner.weights
+        finished = write(tuner, weights) if first else None
+        job.processes.wait()
+        if finished is None:
+            return Finished(job.folder, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
+        checkpoints.clear()
+        return finished
+
+
+def _tuner(job: _Job, recompute: bool, compiled: bool) -> Tuner:
+    loops, boundary = job.model.loops, job.model.boundary
+    model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
+    model.requires_grad_(job.step is None)
+    if isinstance(model, Ouro):
+        model.model.early_exit_gate.requires_grad_(False)  # no loss reads it
+    step = None if job.step is None else job.step.to(job.processes.device)
+    objective = Objective(model, step, job.recipe.placement)
+    objective.recompute, objective.compiled = recompute, compiled
+    checks = Checks(job.recipe, job.tokenizer, job.pools, job.processes)
+    return Tuner(job.recipe, objective, job.data, checks, job.processes)
+
+
+class _Reporter:
+    """After every window: a checkpoint when it is time, and a word to whoever watches."""
+
+    def __init__(self, job: _Job, checkpoints: Checkpoints, settings: Settings, tuner: Tuner) -> None:
+        self.job, self.checkpoints, self.settings = job, checkpoints, settings
+        self.saved = time.perf_counter()
+
+    def __call__(self, tuner: Tuner) -> None:
+        due = time.perf_counter() - self.saved >= self.settings.save_every and not tuner.done
+        if self.job.processes.agreed(due):
+            if self.job.processes.first:
+                self.checkpoints.save(tuner)
+            else:
+                _ = tuner.state  # all take part in gathering it
+            self.saved = time.perf_counter()
+        if self.job.processes.first:
+            accuracy: dict[str, float] = next(
+                (row["accuracy"] for row in reversed(tuner.history) if "accuracy" in row), {}
+            )
+            self.settings.watch(Progress(
+                self.job.recipe.name, tuner.update, self.job.recipe.updates, tuner.history[-1]["loss"],
+                sum(accuracy.values()) / max(1, len(accuracy)), tuner.tokens / max(tuner.seconds, 1e-9),
+            ))  # fmt: skip
+
+
+def _result(tuner: Tuner) -> dict[str, Any]:
+    return {"updates": tuner.update, "history": tuner.history, "tokens": tuner.tokens, "seconds": tuner.seconds}
+
+
+def _fitted(artefact: Artefact) -> Finished:
+    result = artefact.json(RESULT)
+    return Finished(
+        artefact.folder, artefact.key, result["updates"], result["history"], result["tokens"], result["seconds"]
+    )
+
+
+def _write_folder(
+    out: Path, source: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any], result: Mapping[str, Any]
+) -> None:
+    """The folder of a trained model: what is in `source` beside weights, and new weights in fp32."""
+    left = (".safetensors", *PICKLES)
+    config = {
+        key: "float32" if key in ("dtype", "torch_dtype") else value for key, value in read_config(source).items()
+    }
+    texts = {CONFIG: config, LOOPED: about, HISTORY: result}
+    with new_folder(out) as draft:
+        for file in sorted(source.iterdir()):
+            if file.is_file() and file.name not in texts and not file.name.endswith((*left, ".safetensors.index.json")):
+                with reporting("copy", file):
+                    write_synced(draft / file.name, file.read_bytes())
+        for name, values in texts.items():
+            write_synced(draft / name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        save_file(tensors, draft / SINGLE, {"format": "pt"})
+        (draft / SINGLE).chmod(0o644)  # which safetensors makes for its owner alone
+        with (draft / SINGLE).open("rb") as written:
+            os.fsync(written.fileno())
+
+
+def _text_digest(tokenizer: Tokenizer, pools: Sequence[Pool]) -> str:
+    """What tells the tokens of a run from those of another: tokenizer, chat template and general text."""
+    told = hashlib.sha256(read(tokenizer.folder / TOKENIZER))
+    told.update(json.dumps([tokenizer.template, tokenizer.special, pools], sort_keys=True).encode())
+    return told.hexdigest()

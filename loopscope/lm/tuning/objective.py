@@ -1,0 +1,80 @@
+"""The loss of a unit: a pass through the model, with or without a map, and the cross-entropy of the learned tokens.
+
+It is one module, so that it can be spread over processes as one: F is then gathered once for a pass, however many loops
+the pass has.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as nnf
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from loopscope.lm.folders import Adapter
+from loopscope.lm.passes import states
+from loopscope.lm.placement import after_each, between
+from loopscope.maps import AffineMap
+from loopscope.program import F, Program
+
+MAP = "step"
+"""What the map is called in programs."""
+
+ROWS = 4096
+"""Tokens whose logits are held at a time: over a large vocabulary they take more memory than the states."""
+
+
+class Objective(nn.Module):
+    """A model and perhaps a map before or after its loops; calling it gives the loss of a unit.
+
+    `recompute` and `compiled` are as in `passes.states`.
+    """
+
+    def __init__(
+        self, model: Adapter, step: AffineMap | None = None, placement: Literal["between", "after-each"] = "between"
+    ) -> None:
+        super().__init__()
+        self.model, self.step, self.placement = model, step, placement
+        self.recompute, self.compiled = False, False
+
+    def program(self, loops: int) -> Program:
+        """So many loops, with the map where it stands."""
+        if self.step is None:
+            return F**loops
+        return between(MAP, loops) if self.placement == "between" else after_each(MAP, loops)
+
+    def steer(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """The map in fp32, whatever the rest is computed in: near the identity, bf16 would round its work away."""
+        assert self.step is not None
+        with torch.autocast(h.device.type, enabled=False):
+            return self.step(h.float())
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        rows: Int[Tensor, " n"],
+        columns: Int[Tensor, " n"],
+        targets: Int[Tensor, " n"],
+        weights: Float[Tensor, " n"],
+        loops: int,
+    ) -> Float[Tensor, ""]:
+        """The sum of weights times cross-entropies of the targets, read after `loops` loops at (rows, columns)."""
+        program = self.program(loops)
+        maps = {} if self.step is None else {MAP: self.steer}
+        recompute = self.recompute and torch.is_grad_enabled()
+        found = states(self.model, tokens, program, maps=maps, recompute=recompute, compiled=self.compiled)
+        h = found[program.points[-1]][rows, columns]
+        if len(targets) <= ROWS:
+            return self._cost(h, targets, weights)
+        parts = zip(h.split(ROWS), targets.split(ROWS), weights.split(ROWS), strict=True)
+        costs = [checkpoint(self._cost, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        return torch.stack(costs).sum()
+
+    def _cost(
+        self, h: Float[Tensor, "n d"], targets: Int[Tensor, " n"], weights: Float[Tensor, " n"]
+    ) -> Float[Tensor, ""]:
+        costs = nnf.cross_entropy(self.model.read(h).float(), targets, reduction="none")
+        return (weights * costs).sum()

@@ -1,0 +1,274 @@
+"""Recipes: how language models are fine-tuned and maps are fitted to them, as values.
+
+    letter, antonym-final, antonym-stepwise, iterations          the paper's backbones, from a released checkpoint
+    letter-map, antonym-map, iterations-map                      its maps, fitted to those backbones
+    smol-*                                                       the same for a small model that was never looped
+
+A model that was not made for loops first needs a stage (`smol-*-adapt`) in which every token of texts full of look-ups
+is learned, with requests that grow from depth 1.  The task comes after it, and then the map.
+
+A recipe goes as JSON into the manifest of what it makes.  `changed` gives one with other numbers.  `deviations` names
+each point in which a recipe differs from the reference protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
+
+from loopscope.errors import InputError, nearest
+from loopscope.lm import antonyms, iterations, letter_training
+from loopscope.lm.general_text import BACKBONE_SEED, MAP_SEED
+from loopscope.lm.passes import Boundary
+from loopscope.training.recipes import Schedule
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, on what, how.  InputError for numbers that cannot be.
+
+    - `trains`: all weights but Ouro's exit gate, or a map alone.  `loops` is how often F is called; `boundary` what
+      ends a call (None: as the folder has it).
+    - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
+      questions and answers (`per_text` per depth, sequences or rounds), of which every token is.
+    - `deepest` is the largest depth asked for, reached from 1 in steps of one every `grow_every` updates (0: at once).
+    - `stepwise`: each request is learned `deepest` times, its answer after step t by a run of t loops.
+    - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
+      "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
+      "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
+    - `general`: text "beside" the task in every update, with this `share` of the loss and a fifth of the tokens; or
+      "instead" of it, in this share of the updates.
+    - The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon`
+      (0: stays).  Training ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two
+      checks in a row (every `check_every` updates) have at least this accuracy.
+    - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.
+    """
+
+    name: str
+    about: str
+    trains: Literal["weights", "map"]
+    task: Literal["letter", "antonym", "iterations"]
+    loops: int
+    updates: int
+    examples: int
+    micro: int
+    rate: float
+    horizon: int
+    seed: int
+    general_seed: int
+    deepest: int
+    warmup: int = 50
+    optimiser: Literal["adafactor", "adamw"] = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    decay: float = 0.0
+    clip: float = 1.0
+    grow_every: int = 0
+    text: Literal["questions", "look-ups"] = "questions"
+    per_text: int = 1
+    form: Literal["final-only", "stepwise"] = "final-only"
+    stepwise: bool = False
+    newline: bool = True
+    averaging: Literal["micro-batch", "sequence", "token"] = "micro-batch"
+    general: Literal["beside", "instead"] = "beside"
+    share: float = 0.2
+    boundary: Boundary | None = None
+    placement: Literal["between", "after-each"] = "between"
+    family: Literal["dense", "residual-low-rank", "diagonal-low-rank"] = "dense"
+    rank: int | None = None
+    init: int = 20_260_915
+    check_every: int = 100
+    checked: int = 16
+    gate: float | None = None
+    deviations: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("loops", "updates", "examples", "micro", "deepest", "per_text", "check_every", "checked"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup", "horizon", "grow_every", "seed", "general_seed", "decay"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} cannot be negative: {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} is from 0 to below 1, not {getattr(self, name)}")
+        if not 0 < self.rate < math.inf or not self.clip > 0 or not self.decay < math.inf:
+            raise InputError(
+                f"rate and clip must be positive and decay finite, not {self.rate}, {self.clip}, {self.decay}"
+            )
+        if not 0 <= self.share < 1:
+            raise InputError(f"the share of general text is from 0 to below 1, not {self.share}")
+        if 0 < self.horizon <= self.warmup:
+            raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
+        if self.stepwise and (self.task != "antonym" or self.deepest > self.loops):
+            raise InputError(f"stepwise learning takes antonyms and a loop per step, not {self.task} in {self.loops}")
+        if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
+            raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate by update."""
+        return Schedule(self.rate, self.warmup, decay=max(0, self.horizon - self.warmup), floor=0.1)
+
+    def deepest_at(self, update: int) -> int:
+        """The largest depth asked for in an update, counted from 0."""
+        return min(self.deepest, 1 + update // self.grow_every) if self.grow_every else self.deepest
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; what is only for the reader is left out."""
+        return {name: value for name, value in asdict(self).items() if name not in ("about", "deviations")}
+
+
+WORDING = "the wording of the prompts is ours; the reference gives its own by a sketch"
+GENERAL = "general text is prose and code of this Python unless --text gives other files"
+OURS = "beyond the published protocol: a small model that was never looped"
+_ALWAYS = (WORDING, GENERAL)
+
+
+# ---- the paper's -----------------------------------------------------------------------------------------------------
+
+
+def letter() -> Recipe:
+    """Ouro on one to four transfers: the checkpoint of update 200 of a schedule for 500."""
+    return Recipe(
+        "letter", "letter walk, 1-4 transfers, answered after loop 4", "weights", "letter", loops=4, updates=200,
+        examples=8, micro=2, rate=1e-5, horizon=500, optimiser="adafactor", deepest=4,
+        seed=letter_training.BACKBONE.first_seed, general_seed=BACKBONE_SEED, deviations=_ALWAYS,
+    )  # fmt: skip
+
+
+def letter_map() -> Recipe:
+    """A dense map before loops 2 to 4, for one to eight transfers."""
+    return Recipe(
+        "letter-map", "a dense J before loops 2-4 of `letter`: 1-8 transfers", "map", "letter", loops=4, updates=500,
+        examples=16, micro=2, rate=1e-4, horizon=500, deepest=8, seed=letter_training.MAP.first_seed,
+        general_seed=MAP_SEED, deviations=_ALWAYS,
+    )  # fmt: skip
+
+
+def antonym_final() -> Recipe:
+    """Ouro on the first four deletions, asked for one by one."""
+    return replace(
+        letter(), name="antonym-final", about="antonyms, deletions 1-4, answered after loop 4", task="antonym",
+        updates=500, seed=antonyms.BACKBONE_SEED,
+    )  # fmt: skip
+
+
+def antonym_stepwise() -> Recipe:
+    """Ouro on four deletions, of which loop t says the t-th."""
+    return replace(
+        antonym_final(), name="antonym-stepwise", about="antonyms, loop t says deletion t of 4", form="stepwise",
+        stepwise=True, averaging="sequence",
+    )  # fmt: skip
+
+
+def antonym_map() -> Recipe:
+    """A map of rank 128 after every loop, for deletions one to eight; both backbones are asked in the stepwise form."""
+    return replace(
+        letter_map(), name="antonym-map", about="a rank-128 J after each loop of `antonym-*`: deletions 1-8",
+        task="antonym", form="stepwise", seed=antonyms.MAP_SEED, placement="after-each", family="residual-low-rank",
+        rank=128,
+    )  # fmt: skip
+
+
+def iterate() -> Recipe:
+    """Qwen3-8B, looped four times, on five iteration tasks."""
+    return Recipe(
+        "iterations", "five iteration tasks, 1-4 steps, answered after loop 4", "weights", "iterations", loops=4,
+        updates=12_000, examples=5, micro=5, rate=1e-5, horizon=0, warmup=300, beta2=0.95, decay=0.01, deepest=4,
+        seed=iterations.SEED, general_seed=iterations.SEED + 1, newline=False, averaging="sequence", general="instead",
+        share=0.3, check_every=500, gate=0.99,
+        deviations=(*_ALWAYS, "AdamW with states in fp32 (8 bits in the reference)", "starts are split between "
+        "training and test; the gate looks at training starts", "the residual stream is fp32 (bf16 in the reference)"),
+    )  # fmt: skip
+
+
+def iterate_map() -> Recipe:
+    """A dense map before loops 2 to 8, for one to eight steps."""
+    return replace(
+        iterate(), name="iterations-map", about="a dense J before loops 2-8 of `iterations`: 1-8 steps", trains="map",
+        loops=8, rate=1e-6, warmup=100, decay=0.0, deepest=8,
+    )  # fmt: skip
+
+
+# ---- a small model ---------------------------------------------------------------------------------------------------
+
+
+def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_text: int) -> Recipe:
+    return Recipe(
+        f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
+        task, loops=4, updates=3_000, examples=texts, micro=16, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
+        decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=500,
+        text="look-ups", per_text=per_text, averaging="token", boundary="norm", check_every=250,
+        deviations=(OURS,),
+    )  # fmt: skip
+
+
+def _smol(made: Recipe, **changes: Any) -> Recipe:
+    """A recipe of the paper with batches and rates for a small model."""
+    trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 100}
+    if made.trains == "weights":
+        trained |= {"updates": 1_000, "horizon": 1_000, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95}
+    else:
+        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4}
+    common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": None, "deviations": (*made.deviations, OURS)}
+    about = made.about.replace(" `", " `smol-")
+    return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
+
+
+def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
+    return {recipe.name: recipe for recipe in recipes}
+
+
+RECIPES: Mapping[str, Recipe] = _listed(
+    letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map(),
+    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
+    _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate()),
+    _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map()),
+)  # fmt: skip
+"""Every recipe by name."""
+
+
+def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
+    """The recipe with this name, with changes such as "rate=3e-4"; InputError names the nearest where there is none."""
+    if name not in RECIPES:
+        raise InputError(f"no recipe {name!r}; there are {', '.join(RECIPES)}{nearest(name, RECIPES)}")
+    return changed(RECIPES[name], changes)
+
+
+def changed(given: Recipe, changes: Iterable[str]) -> Recipe:
+    """A recipe with other settings, written "name=value"; InputError for one that it has not, or a value of no use."""
+    hints = get_type_hints(Recipe)
+    fixed = ("name", "about", "deviations", "trains", "task")
+    names = [field.name for field in fields(Recipe) if field.name not in fixed]
+    values: dict[str, Any] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise InputError(f"a change of a recipe is written name=value, not {change!r}")
+        if name not in names:
+            raise InputError(f"a recipe has no setting {name!r}; it has {', '.join(names)}{nearest(name, names)}")
+        values[name] = _value(name, text, hints[name])
+    return replace(given, **values)
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    """A text as a value of this type: a word where words are listed, else a JSON number, true, false or null."""
+    words = [word for each in (kind, *get_args(kind)) for word in get_args(each) if isinstance(word, str)]
+    if text in words:
+        return text
+    if words and type(None) not in get_args(kind):
+        raise InputError(f"{name} is one of {', '.join(words)}, not {text!r}{nearest(text, words)}")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    allowed = [each for each in (kind, *get_args(kind)) if isinstance(each, type)]
+    if type(value) is int and float in allowed:
+        value = float(value)
+    if type(value) not in allowed:  # not isinstance: true is no number here
+        raise InputError(f"{name}={text} is none of the values it can have")
+    return value

@@ -1,0 +1,189 @@
+"""The training loop of language models: passes, clipping, optimiser, checks; resumable at the end of every window.
+
+What an update computes is a function of the parameters, the optimiser's state and the number of the update, so a run
+that is killed and resumed gives the same bits as one that was not, on the same device.  Nothing waits for a GPU within
+a window, and the next update's batches are made while this one is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopscope.errors import LoopscopeError
+from loopscope.lm.passes import known_tokens
+from loopscope.lm.tuning.batches import Data, Unit
+from loopscope.lm.tuning.checks import Checks
+from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.optimisers import make_optimiser
+from loopscope.lm.tuning.processes import Processes, gathered, shared_like
+from loopscope.lm.tuning.recipes import Recipe
+
+WINDOW = {"cuda": 10, "cpu": 1}
+"""Updates between two looks at the device."""
+
+KINDS = ("task", "general")
+
+
+class NotFiniteError(LoopscopeError):
+    """Training met a loss or gradient that is not finite; the last checkpoint is from before."""
+
+
+class Tuner:
+    """Trains the parameters of an objective that require gradients.
+
+    `history` has a row for every window (`loss` of the task and of `general` text, gradient `norm` before clipping,
+    `rate`), with the results of a check where one was made; the first row, of update 0, is a check alone.
+    """
+
+    stage = 0  # there is one only
+
+    def __init__(self, recipe: Recipe, objective: Objective, data: Data, checks: Checks, processes: Processes) -> None:
+        self.recipe, self.data, self.checks, self.processes = recipe, data, checks, processes
+        self.device = processes.device
+        self.objective = objective
+        self.spread = processes.spread(objective, recipe.trains)
+        self.trained = {name: each for name, each in objective.named_parameters() if each.requires_grad}
+        self.optimiser = make_optimiser(recipe, self.trained.values(), self.device)
+        self.update, self.seconds, self.tokens = 0, 0.0, 0
+        self.history: list[dict[str, Any]] = []
+        self._clear()
+
+    # ---- what is saved -----------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and optimiser state by name, whole; every process must ask for it."""
+        found = {f"weights.{name}": gathered(each.detach()) for name, each in self.trained.items()}
+        for name, each in self.trained.items():
+            for key, value in self.optimiser.state[each].items():
+                found[f"{key}.{name}"] = gathered(value)
+        return found
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters by name, trained or not, whole; every process must ask for them."""
+        return {name: gathered(each.detach()) for name, each in self.objective.named_parameters()}
+
+    def progress(self) -> dict[str, Any]:
+        """What `state` does not hold, as JSON."""
+        return {"update": self.update, "seconds": self.seconds, "tokens": self.tokens, "history": self.history}
+
+    def restore(self, state: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
+        """Go on from what `state` and `progress` were when they were saved."""
+        kept: dict[int, dict[str, Tensor]] = {}
+        with torch.no_grad():
+            for number, (name, each) in enumerate(self.trained.items()):
+                each.copy_(shared_like(state[f"weights.{name}"], each))
+                mine = {key.removesuffix(f".{name}"): value for key, value in state.items() if _is_of(key, name)}
+                kept[number] = {key: shared_like(value, each) for key, value in mine.items()}
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": {n: k for n, k in kept.items() if k}, "param_groups": groups})
+        self.update, self.seconds, self.tokens = progress["update"], progress["seconds"], progress["tokens"]
+        self.history = list(progress["history"])
+        self._clear()
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """All updates are made, or the gate is passed."""
+        return self.update >= self.recipe.updates or self._passed()
+
+    def run(self, report: Callable[[Tuner], None]) -> None:
+        """Train to the end.  `report` is called after every window, and may save or raise.
+
+        NotFiniteError when a loss or gradient is not finite.
+        """
+        if not self.history:
+            self.history.append({"update": 0, **self._checked()})
+        with ThreadPoolExecutor(max_workers=1) as ahead:
+            coming = ahead.submit(self._units, self.update)
+            while not self.done:
+                started = time.perf_counter()
+                units, shares = coming.result()
+                if self.update + 1 < self.recipe.updates:
+                    coming = ahead.submit(self._units, self.update + 1)
+                self._step(units)
+                for kind, (share, length) in shares.items():
+                    self._shares[kind] += share
+                    self.tokens += length
+                self.update += 1
+                ended = self.update % WINDOW[self.device.type] == 0 or self.update == self.recipe.updates
+                check = self.update % self.recipe.check_every == 0 or self.update == self.recipe.updates
+                if ended or check:
+                    self._look()
+                self.seconds += time.perf_counter() - started
+                if check:
+                    self.history[-1] |= self._checked()
+                if ended or check:
+                    report(self)
+
+    def _units(self, update: int) -> tuple[list[tuple[Unit, float]], dict[str, tuple[float, int]]]:
+        """This process's units on its device, and of all processes' the shares of the loss and the tokens by kind."""
+        found = self.data(update)
+        shares = {
+            kind: (
+                math.fsum(float(unit.weights.sum()) for unit in found if unit.kind == kind),
+                sum(unit.length for unit in found if unit.kind == kind),
+            )
+            for kind in KINDS
+        }
+        return [(unit.to(self.device), factor) for unit, factor in self.processes.share(found)], shares
+
+    def _step(self, units: Sequence[tuple[Unit, float]]) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.schedule.rate(self.update + 1)
+        for number, (unit, factor) in enumerate(units, start=1):
+            with self.processes.passing(self.spread, last=number == len(units)), known_tokens():
+                with self._precision():
+                    loss = self.spread(unit.tokens, unit.rows, unit.columns, unit.targets, unit.weights, unit.loops)
+                (factor * loss).backward()
+            self._sums[KINDS.index(unit.kind)] += loss.detach() * (factor > 0)
+        self._norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.recipe.clip)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def _precision(self) -> torch.autocast:
+        """Products in bf16 on a GPU; on a CPU all in fp32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def _look(self) -> None:
+        """End a window: a row of history, from the sums on the device."""
+        sums = self.processes.total(self._sums).tolist()
+        means = [total / share if share else None for total, share in zip(sums, self._shares.values(), strict=True)]
+        row = {"update": self.update, "loss": means[0], "general": means[1], "norm": float(gathered(self._norm)),
+               "rate": self.recipe.schedule.rate(self.update)}  # fmt: skip
+        for name in ("loss", "general", "norm"):
+            if (number := row[name]) is not None and not math.isfinite(number):
+                raise NotFiniteError(f"{self.recipe.name} stopped at update {self.update:,}: its {name} is {number}")
+        self.history.append(row)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums = torch.zeros(len(KINDS), device=self.device)
+        self._norm = torch.zeros((), device=self.device)
+        self._shares = dict.fromkeys(KINDS, 0.0)
+
+    def _checked(self) -> dict[str, Any]:
+        with self.processes.whole(self.spread), self._precision():
+            return self.checks(self.objective)
+
+    def _passed(self) -> bool:
+        """Whether the last two checks after training began have every cell at the gate."""
+        if self.recipe.gate is None:
+            return False
+        rows = [row for row in self.history if "accuracy" in row and row["update"] > 0][-2:]
+        return len(rows) == 2 and all(min(row["accuracy"].values()) >= self.recipe.gate for row in rows)
+
+
+def _is_of(key: str, name: str) -> bool:
+    """Whether a saved tensor is of the optimiser's state of this parameter; a key has no full stop before the name."""
+    kind, _, rest = key.partition(".")
+    return rest == name and kind != "weights"

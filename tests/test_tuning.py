@@ -1,0 +1,376 @@
+"""Fine-tuning language models, part by part: rows, weights, losses, optimiser, memory; each against its definition."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from transformers import Adafactor as Reference
+from transformers import AutoTokenizer
+
+from loopscope.errors import InputError
+from loopscope.lm import antonyms, general_text, iterations, letters
+from loopscope.lm.folders import load
+from loopscope.lm.general_text import pool, tokens_beside
+from loopscope.lm.passes import Cache, states
+from loopscope.lm.placement import between
+from loopscope.lm.text import load_tokenizer
+from loopscope.lm.tuning import memory
+from loopscope.lm.tuning.batches import Data, Row, chat_rows, text_rows, units
+from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.optimisers import Adafactor
+from loopscope.lm.tuning.questions import examples, questions, texts
+from loopscope.lm.tuning.recipes import RECIPES, Recipe, changed, recipe
+from loopscope.maps import Dense
+from loopscope.program import F
+from tests.ouro_tiny import ouro_map, tiny_ouro
+from tests.stack_tiny import tiny_stack
+from tests.tuning_tiny import small, sources, tuning_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuning_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+def data(given: Recipe, folder: Path) -> Data:
+    tokenizer = load_tokenizer(folder)
+    pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources()]
+    return Data(given, tokenizer, pools, vocabulary=700, positions=2048)
+
+
+# ---- recomputed layers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "ouro"])
+def test_recomputed_layers_change_no_value_and_no_gradient(kind: str) -> None:
+    model = tiny_ouro() if kind == "ouro" else tiny_stack(kind)
+    model.requires_grad_(True)
+    step = ouro_map() if kind == "ouro" else Dense(16)
+    tokens = torch.arange(8).view(2, 4) % 8
+    program, found = between("x", 3), []
+    for recompute in (False, True):
+        model.zero_grad()
+        step.zero_grad()
+        kept = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            h = states(model, tokens, program, maps={"x": step}, recompute=recompute)["h3"]
+        h.square().sum().backward()
+        gradients = [each.grad for each in (*model.parameters(), *step.parameters()) if each.grad is not None]
+        found.append((kept, h.detach(), gradients))
+    (many, plain, wanted), (few, again, got) = found
+    assert torch.equal(plain, again)
+    assert len(wanted) == len(got) > 10
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+    assert few < many / 3
+
+
+def test_layers_are_compiled_once_for_all_loops_and_shapes() -> None:
+    command = [sys.executable, "-m", "tests.tuning_compiled"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    assert int(done.stdout) == 2  # graphs, of one row and of several, for 54 passes through a layer
+
+
+def test_recomputing_with_a_cache_is_refused(refused: Callable[..., str]) -> None:
+    def both() -> None:
+        states(tiny_ouro(), torch.zeros(1, 2, dtype=torch.long), F**1, cache=Cache(2), recompute=True)
+
+    assert "leave out one" in refused(InputError, both)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_learned_is_what_the_assistant_says_to_the_end_of_its_turn(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    (row, bare) = (chat_rows([("Who?", "Alice", 4)], tokenizer, newline)[0] for newline in (True, False))
+    assert tokenizer.decode(row.tokens[row.first :], special=True) == "Alice<|im_end|>\n"
+    assert tokenizer.decode(bare.tokens[bare.first :], special=True) == "Alice<|im_end|>"
+    assert tokenizer.decode(row.tokens[: row.first], special=True).endswith("assistant\n<think></think>")
+    assert list(row.tokens[: row.first]) == tokenizer.encode_chat(
+        [{"role": "user", "content": "Who?"}], enable_thinking=False
+    )
+    whole = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Alice"}],
+        return_dict=False, enable_thinking=False,
+    )  # fmt: skip
+    assert list(row.tokens) == whole
+
+
+def test_a_template_that_answers_elsewhere_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    tokenizer = load_tokenizer(tuning_folder(tmp_path / "odd"))
+    tokenizer.template = "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    assert "elsewhere" in refused(InputError, chat_rows, [("a", "b", 1)], tokenizer)
+
+
+def test_examples_are_those_of_the_tasks() -> None:
+    asked = examples(recipe("letter"), 7)
+    assert [each.loops for each in asked] == [4] * 8
+    assert [letters.RULE.split("{")[0] in each.prompt for each in asked] == [True] * 8
+    assert [(e.prompt, e.answer) for e in examples(recipe("antonym-final"), 3)] == [
+        (r.prompt, r.answer) for r in antonyms.backbone_requests(3, "final-only")
+    ]
+    assert [(e.prompt, e.answer) for e in examples(recipe("antonym-map"), 3)] == [
+        (r.prompt, r.answer) for r in antonyms.map_requests(3)
+    ]
+    stepwise = examples(recipe("antonym-stepwise"), 3)
+    assert [each.loops for each in stepwise] == [1, 2, 3, 4] * 8
+    wanted = [answer for r in antonyms.backbone_requests(3, "stepwise") for answer in r.stages]
+    assert [each.answer for each in stepwise] == wanted
+    drawn = [each.answer for each in examples(recipe("smol-iterations"), 1)]
+    assert drawn == [r.answer for update in range(8, 16) for r in iterations.requests(update)]
+
+
+def test_depths_grow_from_one() -> None:
+    for task in ("letter", "antonym", "iterations"):
+        grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=2"])
+        assert [grown.deepest_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
+        lengths = [sum(map(len, texts(grown, update))) for update in (0, 10, 20, 30)]
+        assert all(b > a for a, b in pairwise(lengths))
+        assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_checks_ask_for_every_depth_and_know_the_answer(name: str) -> None:
+    given = recipe(name, ["checked=2"])
+    asked = questions(given)
+    cells = Counter(each.cell for each in asked)
+    tasks = len(iterations.TASKS) if given.task == "iterations" else 1
+    assert set(cells.values()) == {2}
+    assert len(cells) == given.deepest * tasks
+    assert not any(each.right("nothing of the kind") for each in asked)
+    first = asked[0]
+    if given.task == "letter":
+        assert sum(first.right(name) for name in letters.NAMES) == 1
+        assert first.prompt.startswith(letters.prompt(letters.evaluation(1)[0]))
+
+
+# ---- units -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("averaging", ["micro-batch", "sequence", "token"])
+@pytest.mark.parametrize("rows_at_once", [4096, 5])
+def test_losses_of_passes_add_up_to_the_average(
+    folder: Path, averaging: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against every row alone, unpadded, with the model's own logits."""
+    monkeypatch.setattr("loopscope.lm.tuning.objective.ROWS", rows_at_once)
+    model = load(folder)
+    lengths = [(9, 5), (12, 10), (7, 1), (5, 3), (12, 4)]
+    rows = [Row(tuple(range(3 * i, 3 * i + n)), first, 3) for i, (n, first) in enumerate(lengths)]
+
+    def costs(row: Row) -> torch.Tensor:
+        logits = model(torch.tensor([row.tokens]), loops=row.loops)[0, row.first - 1 : -1]
+        return nnf.cross_entropy(logits, torch.tensor(row.tokens[row.first :]), reduction="none")
+
+    each = [costs(row) for row in rows]
+    wanted = {
+        "micro-batch": torch.stack([torch.cat(each[i : i + 2]).mean() for i in (0, 2, 4)]).mean(),
+        "sequence": torch.stack([one.mean() for one in each]).mean(),
+        "token": torch.cat(each).mean(),
+    }[averaging]
+    found = units(rows, micro=2, averaging=averaging, share=0.8, kind="task")  # type: ignore[arg-type]
+    objective = Objective(model)
+    sums = [objective(u.tokens, u.rows, u.columns, u.targets, u.weights, u.loops) for u in found]
+    torch.testing.assert_close(torch.stack(sums).sum(), 0.8 * wanted)
+    assert sum(unit.length for unit in found) == sum(n for n, _ in lengths)
+    (-sums[0]).backward()  # through the parts, too
+    assert model.model.norm.weight.grad.abs().max() > 0
+
+
+def test_an_update_has_a_fifth_of_general_text(folder: Path) -> None:
+    made = data(recipe("letter"), folder)
+    found = made(3)
+    task, general = ([unit for unit in found if unit.kind == kind] for kind in ("task", "general"))
+    assert [len(unit.tokens) for unit in task] == [2] * 4
+    assert sum(unit.length for unit in general) == tokens_beside(sum(unit.length for unit in task))
+    assert math.isclose(sum(float(u.weights.sum()) for u in task), 0.8, rel_tol=1e-5)
+    assert math.isclose(sum(float(u.weights.sum()) for u in general), 0.2, rel_tol=1e-5)
+    drawn = general_text.draw(made.pools, sum(unit.length for unit in general), 8_000_003)
+    seen = sorted(tuple(row[: len(chunk)].tolist()) for unit in general for row, chunk in [(unit.tokens[0], drawn[0])])
+    assert seen[0] == drawn[0]
+    again = made(3)
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(found, again, strict=True))
+    none = data(recipe("letter", ["share=0"]), folder)(0)
+    assert {unit.kind for unit in none} == {"task"}
+
+
+def test_stages_are_run_for_as_many_loops(folder: Path) -> None:
+    found = [unit for unit in data(recipe("antonym-stepwise", ["micro=8"]), folder)(0) if unit.kind == "task"]
+    assert [unit.loops for unit in found] == [1, 2, 3, 4]
+    assert [len(unit.tokens) for unit in found] == [8] * 4
+    for unit in found:
+        assert math.isclose(float(unit.weights.sum()), 0.2, rel_tol=1e-5)
+
+
+def test_general_text_instead_of_the_task_leaves_decks_whole(folder: Path) -> None:
+    given = recipe("iterations", ["updates=400"])
+    made = data(given, folder)
+    kinds = [made(update)[0].kind for update in range(40)]
+    assert 5 < kinds.count("general") < 20
+    assert all(unit.tokens.shape == (5, 256) for unit in made(kinds.index("general")))
+    (task,) = made(kinds.index("task"))
+    tokenizer = load_tokenizer(folder)
+    first = {tokenizer.decode(row) for row in task.tokens.tolist()}
+    assert {request.prompt in text for request in iterations.requests(0) for text in first} == {True, False}
+    assert all(any(request.prompt in text for text in first) for request in iterations.requests(0))
+
+
+def test_texts_that_do_not_fit_the_model_are_refused(folder: Path, refused: Callable[..., str]) -> None:
+    made = data(small("letter"), folder)
+    made.positions = 100
+    assert "but the model has 100 positions" in refused(InputError, made, 0)
+    made.positions, made.vocabulary = 2048, 50
+    assert "is outside 0..49" in refused(InputError, made, 0)
+
+
+def test_look_ups_are_learned_from_the_second_token_on(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    (row,) = text_rows(["ab ab"], tokenizer, 2)
+    assert (row.first, row.loops) == (1, 2)
+    assert list(row.tokens) == tokenizer.encode("ab ab", special=False)
+
+
+# ---- optimiser -------------------------------------------------------------------------------------------------------
+
+
+def test_adafactor_is_that_of_the_reference() -> None:
+    generator = torch.Generator().manual_seed(0)
+    starts = [torch.randn(shape, generator=generator) for shape in ((6, 4), (5,), (3, 2))]
+    ours, theirs = ([torch.nn.Parameter(each.clone()) for each in starts] for _ in range(2))
+    mine = Adafactor(ours, lr=1e-2, decay=0.1)
+    reference = Reference(
+        theirs, lr=1e-2, scale_parameter=False, relative_step=False, warmup_init=False, weight_decay=0.1
+    )  # fmt: skip
+    for _ in range(5):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator) * 3
+            b.grad = a.grad.clone()
+        mine.step()
+        reference.step()
+    for a, b, start in zip(ours, theirs, starts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        assert (a - start).abs().max() > 0.01
+    assert sum(value.numel() for value in mine.state[ours[0]].values()) == 6 + 4 + 1
+
+
+# ---- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_the_paper() -> None:
+    letter, fitted = recipe("letter"), recipe("letter-map")
+    assert letter.schedule.rate(200) == pytest.approx(7.75e-6)
+    assert (letter.updates, letter.horizon, letter.optimiser, letter.examples, letter.micro) == (
+        200, 500, "adafactor", 8, 2,
+    )  # fmt: skip
+    assert (fitted.rate, fitted.examples, fitted.deepest, fitted.placement) == (1e-4, 16, 8, "between")
+    antonym = recipe("antonym-map")
+    assert (antonym.family, antonym.rank, antonym.placement, antonym.form) == (
+        "residual-low-rank", 128, "after-each", "stepwise",
+    )  # fmt: skip
+    qwen = recipe("iterations-map")
+    assert (qwen.loops, qwen.rate, qwen.averaging, qwen.updates) == (8, 1e-6, "sequence", 12_000)
+    assert qwen.schedule.rate(12_000) == 1e-6
+    for each in RECIPES.values():
+        assert each.about
+        assert replace(each) == each
+        assert "deviations" not in each.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rate", "written name=value"),
+        ("raet=1", "no setting 'raet'"),
+        ("rate=fast", "rate=fast is none"),
+        ("rate=-1", "rate and clip must be positive"),
+        ("rate=NaN", "rate and clip must be positive"),
+        ("examples=0", "examples must be at least 1"),
+        ("examples=true", "examples=true is none"),
+        ("examples=2.5", "examples=2.5 is none"),
+        ("share=1", "from 0 to below 1"),
+        ("optimiser=adma", "(nearest: adamw)"),
+        ("boundary=nrom", "boundary=nrom is none"),
+        ("stepwise=true", "stepwise learning takes antonyms"),
+        ("horizon=20", "must come after 50 updates"),
+        ("beta2=1", "beta2 is from 0 to below 1"),
+        ("warmup=-1", "warmup cannot be negative"),
+        ("task=antonym", "no setting 'task'"),
+    ],
+)
+def test_what_is_no_change(change: str, message: str, refused: Callable[..., str]) -> None:
+    assert message in refused(InputError, changed, recipe("letter"), [change])
+
+
+def test_changes() -> None:
+    made = changed(recipe("letter"), ["rate=1", "boundary=norm", "gate=0.5", "rank=null", "newline=false"])
+    assert (made.rate, made.boundary, made.gate, made.rank, made.newline) == (1.0, "norm", 0.5, None, False)
+    with pytest.raises(InputError, match="nearest: letter"):
+        recipe("lettre")
+    with pytest.raises(InputError, match="five tasks"):
+        recipe("iterations", ["examples=4"])
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "ouro"])
+def test_the_estimate_is_what_a_pass_keeps(tmp_path: Path, kind: str, recompute: bool) -> None:
+    """Of a model large enough that what is in no formula, such as rotary tables, hardly counts."""
+    model = load(tuning_folder(tmp_path / kind, kind, hidden_size=64, intermediate_size=160), loops=4)
+    model.requires_grad_(True)
+    made = units([Row(tuple(range(300)), 299, 4)] * 3, micro=3, averaging="token", share=1.0, kind="task")
+    cpu = torch.device("cpu")
+    told = memory.estimate(model, None, recipe("letter"), made, device=cpu, recompute=recompute)
+    kept: dict[int, int] = {each.untyped_storage().data_ptr(): 0 for each in model.parameters()}
+    alive = []
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        _ = states(model, made[0].tokens, F**4, recompute=recompute)["h4"]
+    inside = made[0].tokens.numel() * 4 * (16 * 64 + 4 * 160) if recompute else 0  # of a layer, when it is recomputed
+    assert 0.95 <= (told.activations - inside) / sum(kept.values()) <= 1.6
+    count_all = sum(each.numel() for each in model.parameters())
+    assert told.weights == told.gradients == 4 * count_all
+    assert told.optimiser < 4 * count_all / 4
+    adamw = memory.estimate(model, None, recipe("smol-letter"), made, device=cpu, recompute=recompute)
+    assert adamw.optimiser == 8 * count_all
+
+
+def test_layers_are_recomputed_where_memory_is_short(folder: Path, refused: Callable[..., str]) -> None:
+    model, cpu = load(folder), torch.device("cpu")
+    made = data(small("letter"), folder)(0)
+    given = small("letter")
+
+    def planned(free: int) -> memory.Memory:
+        return memory.plan(model, None, given, made, device=cpu, free=free)
+
+    much = planned(2**40)
+    assert not much.recompute
+    less = planned(int(much.total / memory.SPARE) - 1000)
+    assert less.recompute
+    assert less.total < much.total
+    assert "smaller passes take less (micro=2)" in refused(InputError, planned, less.total // 2)
+    fitted = memory.estimate(model, Dense(16), recipe("letter-map"), made, device=cpu, recompute=False)
+    assert (fitted.gradients, fitted.optimiser) == (4 * 272, 8 * 272)
+    assert memory.free_memory(cpu) > 2**20
