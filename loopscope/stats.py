@@ -2,7 +2,8 @@
 
 Three questions come up, each with its own unit of resampling:
 
-- How sure is one proportion of independent examples?  `wilson`.
+- How sure is one proportion of independent examples?  `wilson`.  And that of two conditions on the same examples one is
+  right more often?  `sign_test`.
 - How sure is an accuracy whose examples come in graphs (all starts of a graph succeed or fail together), measured with
   several map fits and perhaps several backbones?  Count per graph with `tally`, then `cluster_bootstrap` (new graphs,
   these backbones) or `backbone_bootstrap` (new backbones and new graphs).  `mean_bootstrap` and `mean_sd` serve where
@@ -72,6 +73,19 @@ def wilson(successes: int, n: int, level: float = 0.95, *, unit: str = "example"
     half = z / shrink * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     # Rounding may leave 1e-17 where the formula says exactly 0 or 1; the interval must still contain p.
     return Estimate(p, min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half)), int(n), unit, 0)
+
+
+def sign_test(more: int, fewer: int) -> float:
+    """Exact two-sided sign test: how likely is so uneven a split of discordant examples, if either side were as likely?
+
+    `more` and `fewer` count the examples on which only the one, and only the other of two conditions is right.  1
+    without any.  InputError for a negative count.
+    """
+    if more < 0 or fewer < 0:
+        raise InputError(f"a sign test of {more} against {fewer} examples: both are counts")
+    n, least = more + fewer, min(more, fewer)
+    tail = sum(math.comb(n, k) for k in range(least + 1))
+    return min(1.0, 2 * tail / 2**n)  # of whole numbers, so that many examples are no trouble
 
 
 def mean_sd(values: ArrayLike) -> Spread:

@@ -64,5 +64,6 @@ def test_commands_in_the_pages_exist() -> None:
         first, *rest = line.split()
         assert first in top | set(groups)
         if first in groups and groups[first] is not None:
-            names = {command.name for command in groups[first].registered_commands}
+            inside = groups[first]
+            names = {each.name for each in (*inside.registered_commands, *inside.registered_groups)}
             assert set(rest[0].split("|")) <= names

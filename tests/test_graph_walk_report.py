@@ -14,6 +14,7 @@ from torch import Tensor
 from loopscope.experiments import composition, crossing, switching, targets
 from loopscope.experiments.claims import CLAIMS, NOT_RUN, Verdict, decide
 from loopscope.experiments.evidence import Evidence, split
+from loopscope.experiments.language import LANGUAGE
 from loopscope.experiments.records import Facts, Predictions, Record, Row, Table, records, save
 from loopscope.experiments.subject import Walks, instances
 from loopscope.experiments.suite import COHORTS, QUICK_PARTS
@@ -43,6 +44,9 @@ PAIRS_OF_GRAPHS, EIGHT, LAYERED = 32, 8, 4
 SECTIONS = ["trajectories", "targets", "composition", "mechanism", "matched"]
 DEPTH = ["lasting", "continuation", "parity", "chains"]
 """What the report can have, and what is planted here is of the first ones."""
+
+OTHERS = [*DEPTH, *LANGUAGE]
+"""Experiments that nothing here has records of."""
 
 
 # ---- planted records -------------------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ def test_every_section_has_figures_tables_and_claims(report: Report) -> None:
         titles = [table.title for table in (*each.tables, *each.more)]
         assert len(set(titles)) == len(titles)
     claims = [claim for each in report.sections for claim in each.claims]
-    assert sorted(claims) == sorted(claim.id for claim in CLAIMS if claim.experiment not in ("", *DEPTH))
+    assert sorted(claims) == sorted(claim.id for claim in CLAIMS if claim.experiment not in OTHERS)
 
 
 def test_figures_show_every_backbone_under_names_of_their_own(report: Report) -> None:
@@ -274,7 +278,7 @@ def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report, tm
     links = {href for tag, attributes in reader.elements if tag == "a" and (href := attributes["href"])}
     for link in links:
         assert link[1:] in ids if link.startswith("#") else (tmp_path / link).is_file(), link
-    assert {f"#claim-{claim.id}" for claim in CLAIMS if claim.experiment not in ("", *DEPTH)} <= links
+    assert {f"#claim-{claim.id}" for claim in CLAIMS if claim.experiment not in OTHERS} <= links
     shown = [table for each in report.sections for table in (*each.tables, *each.more)]
     assert len(reader.tables) == len(shown) + 2
     for table, lines in zip(shown, reader.tables, strict=False):
@@ -334,7 +338,7 @@ def test_the_ledger_says_what_was_found(report: Report, verdicts: list[Verdict])
     assert found["matched.two"].interval == "± 0.0 SD over 5 pairs"
     assert found["native.variety"].interval == ""
     too_few = {"native.endpoint", "native.hold", "switch.two_to_one", "switch.one_to_two"}
-    judged = {claim.id for claim in CLAIMS if claim.experiment not in ("", *DEPTH)} - too_few
+    judged = {claim.id for claim in CLAIMS if claim.experiment not in OTHERS} - too_few
     assert {row.id: row.verdict for row in report.ledger} == {
         claim.id: "holds" if claim.id in judged else NOT_RUN for claim in CLAIMS
     }
@@ -351,7 +355,7 @@ def test_the_ledger_says_where_numbers_come_from(report: Report) -> None:
     assert found["target.one"].command == "loopscope reproduce targets"
     assert found["pattern.reroutes"].command == "loopscope reproduce --profile paper crossing"
     assert found["matched.two"].command == "loopscope reproduce --profile paper matched"
-    assert found["letter.steer"].command == ""
+    assert found["letter.steer"].command == "loopscope lm test letters FOLDER --map MAP"
 
 
 def test_the_ledger_says_on_what_it_was_measured(report: Report) -> None:

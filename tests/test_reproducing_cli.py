@@ -13,6 +13,7 @@ import torch
 
 from loopscope.experiments.claims import CLAIMS, NOT_RUN, decide
 from loopscope.experiments.evidence import Evidence
+from loopscope.experiments.language import LANGUAGE
 from loopscope.experiments.records import records
 from loopscope.experiments.suite import COHORTS, EXPERIMENTS
 from loopscope.maps import map_files
@@ -95,12 +96,14 @@ def test_list_names_every_experiment_cohort_and_claim(run: Run) -> None:
         assert each["question"] == EXPERIMENTS[each["name"]].question
         assert set(each["cohorts"]) <= COHORTS.keys()
         assert bool(each["claims"]) == (each["name"] != "lasting")
-    decided = [claim for each in found["experiments"] for claim in each["claims"]]
+    assert [each["name"] for each in found["language"]] == list(LANGUAGE)
+    decided = [claim for each in (*found["experiments"], *found["language"]) for claim in each["claims"]]
     assert sorted(decided) == sorted(claim.id for claim in CLAIMS if claim.experiment)
     assert found["cohorts"] == json.loads(json.dumps([asdict(each) for each in COHORTS.values()]))
     code, out, err = run("list")
     assert (code, err) == (0, "")
-    for text in (*EXPERIMENTS, *COHORTS, *decided, "3-13", "matched-stepwise", "; of the chosen: rollout-one"):
+    chosen = "; of the chosen: rollout-one"
+    for text in (*EXPERIMENTS, *LANGUAGE, *COHORTS, *decided, "3-13", "matched-stepwise", chosen):
         assert text in out
 
 
@@ -121,7 +124,8 @@ def test_claims_are_those_that_the_records_decide(run: Run, results: Path) -> No
     assert by_id["target.two"]["command"] == "loopscope reproduce --profile paper targets"
     assert by_id["native.endpoint"]["verdict"] == NOT_RUN
     assert by_id["native.endpoint"]["backbones"] == [OTHER, MAIN, "d8l8-0"]
-    assert (by_id["letter.steer"]["verdict"], by_id["letter.steer"]["command"]) == (NOT_RUN, "")
+    letter = by_id["letter.steer"]
+    assert (letter["verdict"], letter["command"]) == (NOT_RUN, "loopscope lm test letters FOLDER --map MAP")
 
 
 def test_claims_as_a_table(run: Run) -> None:

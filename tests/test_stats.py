@@ -20,6 +20,7 @@ from loopscope.stats import (
     mean_bootstrap,
     mean_sd,
     moving_block_bootstrap,
+    sign_test,
     tally,
     wilson,
 )
@@ -56,6 +57,29 @@ def test_wilson_is_exact_at_the_edges() -> None:
     for n in range(1, 200):
         assert wilson(0, n).low == 0.0
         assert wilson(n, n).high == 1.0
+
+
+def test_the_sign_test_agrees_with_scipy() -> None:
+    for more, fewer in [(0, 0), (1, 0), (4, 1), (1, 4), (5, 5), (5, 6), (178, 3), (0, 240), (3000, 2800)]:
+        n = more + fewer
+        expected = scipy_stats.binomtest(more, n, 0.5).pvalue if n else 1.0
+        assert sign_test(more, fewer) == pytest.approx(expected, rel=1e-9)
+        assert sign_test(more, fewer) == sign_test(fewer, more)
+    with pytest.raises(InputError, match="sign test of -1 against 2"):
+        sign_test(-1, 2)
+
+
+def test_the_papers_paired_gap_between_steering_and_its_patterns() -> None:
+    """Full steering alone is right on 4 pairs, the pattern patch alone on 1: 3 of 256 more, -1 to 7."""
+    steered, patched = np.ones(256), np.ones(256)
+    steered[:5], patched[1:9] = [0, 1, 1, 1, 1], 0
+    steered[5:9] = 0
+    pairs = np.arange(256)
+    assert (steered.sum(), patched.sum()) == (251, 248)
+    ours = cluster_bootstrap(tally(steered, pairs), tally(patched, pairs), seed=0, draws=10_000, unit="pair")
+    assert 256 * np.array([ours.value, ours.low]) == pytest.approx([3, -1])
+    assert 256 * ours.high in (7, 8)  # an eighth comes up in 2.5 % of draws, give or take
+    assert sign_test(4, 1) == pytest.approx(0.375)
 
 
 def test_mean_sd_uses_the_sample_sd() -> None:

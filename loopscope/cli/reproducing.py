@@ -21,23 +21,30 @@ if TYPE_CHECKING:
     from loopscope.experiments.suite import Cohort, Experiment
 
 Results = Annotated[
-    Path | None, typer.Option(help="Folder with the stored records; default: results/graph-walks of the checkout.")
+    Path | None, typer.Option(help="Folder with the stored records; default: those in results/ of the checkout.")
 ]
 
 
 @app.command("list")
 def list_everything(as_json: AsJson = False) -> None:
-    """List the experiments and the cohorts of backbones they are done on."""
+    """List the experiments and the cohorts of backbones they are done on, and those on language models."""
     from loopscope.experiments.claims import CLAIMS
+    from loopscope.experiments.language import LANGUAGE
     from loopscope.experiments.suite import COHORTS, EXPERIMENTS
 
-    decides = {name: [claim.id for claim in CLAIMS if claim.experiment == name] for name in EXPERIMENTS}
+    names = (*EXPERIMENTS, *LANGUAGE)
+    decides = {name: [claim.id for claim in CLAIMS if claim.experiment == name] for name in names}
     if as_json:
         experiments = [
             {"name": each.name, "question": each.question, "cohorts": each.cohorts, "claims": decides[each.name]}
             for each in EXPERIMENTS.values()
         ]
-        return print_json({"experiments": experiments, "cohorts": [asdict(each) for each in COHORTS.values()]})
+        spoken = [
+            {"name": each.name, "question": each.question, "command": each.command, "claims": decides[each.name]}
+            for each in LANGUAGE.values()
+        ]
+        cohorts = [asdict(each) for each in COHORTS.values()]
+        return print_json({"experiments": experiments, "cohorts": cohorts, "language": spoken})
     print_table(
         "Experiments",
         ("name", "question", "cohorts", "claims"),
@@ -49,6 +56,12 @@ def list_everything(as_json: AsJson = False) -> None:
         ("name", "about", "recipes", "seeds", "maps"),
         ((c.name, c.about, ", ".join(c.recipes), _range(c.seeds), _maps(c)) for c in COHORTS.values()),
         left=5,
+    )
+    print_table(
+        "Experiments on language models",
+        ("name", "question", "command", "claims"),
+        ((e.name, e.question, e.command, ", ".join(decides[e.name])) for e in LANGUAGE.values()),
+        left=4,
     )
 
 
@@ -180,8 +193,7 @@ def _stored(folder: Path | None) -> list[Record]:
     """The records that came with the checkout or lie in a folder; none where there is no checkout."""
     from loopscope.experiments.records import open_results, records
 
-    found = open_results(folder)
-    return [] if found is None else records(found)
+    return [record for store in open_results(folder) for record in records(store)]
 
 
 def _page(evidence: Evidence, out: Path) -> tuple[Path, list[Verdict]]:

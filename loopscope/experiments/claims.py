@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loopscope.experiments import depth_judges, judges, trajectories
+from loopscope.experiments import depth_judges, judges, language_judges, trajectories
 from loopscope.experiments.evidence import Evidence, Judge, scale
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
 from loopscope.experiments.suite import (
     CHAINS,
     CONTINUATION,
@@ -56,6 +57,8 @@ class Verdict:
     @property
     def command(self) -> str:
         """What measures it; nothing for a claim that no experiment here decides."""
+        if self.claim.experiment in LANGUAGE:
+            return LANGUAGE[self.claim.experiment].command
         profile = "" if self.fresh and not self.stored else "--profile paper "
         return f"loopscope reproduce {profile}{self.claim.experiment}" if self.claim.experiment else ""
 
@@ -182,24 +185,40 @@ CLAIMS: tuple[Claim, ...] = (
         "kg.beyond", "H", "declines beyond the map range", "42.87 (17-24), 1.65 (25-32)",
         "17-24 below 4-16, and 25-32 <= 10 %", CHAINS, depth_judges.chains_beyond,
     ),
-    Claim("letter.steer", "5", "eight-step letter-walk needs J", "0 -> 251/256", "<= 15 % without, >= 80 % with J"),
-    Claim("letter.rescue", "5", "steered patterns suffice", "248/256", ">= 70 % of the steered score"),
-    Claim("letter.damage", "5", "unsteered patterns destroy", "0/256", "<= 20 %"),
+    Claim(
+        "letter.steer", "5", "eight-step letter-walk needs J", "0 -> 251/256", "<= 15 % without, >= 80 % with J",
+        LETTERS, language_judges.steer,
+    ),
+    Claim(
+        "letter.rescue", "5", "steered patterns suffice", "248/256", ">= 70 % of the steered score", LETTERS,
+        language_judges.rescue,
+    ),
+    Claim(
+        "letter.damage", "5", "unsteered patterns destroy", "0/256", "<= 20 %", LETTERS, language_judges.damage
+    ),
     Claim(
         "letter.controls", "5", "values only, unrelated graph, wrong loop, comparison heads do nothing", "0/256 each",
-        "each <= 20 %",
+        "each <= 20 %", LETTERS, language_judges.controls,
     ),
-    Claim("letter.content", "5", "pattern gives E, output gives D", "71.1 / 93.8", ">= 50 % and >= 70 %"),
-    Claim("letter.restore", "5", "selected heads repair", "249/249 vs 0", ">= 80 % vs <= 10 %"),
+    Claim(
+        "letter.content", "5", "pattern gives E, output gives D", "71.1 / 93.8", ">= 50 % and >= 70 %", LETTERS,
+        language_judges.content,
+    ),
+    Claim(
+        "letter.restore", "5", "selected heads repair", "249/249 vs 0", ">= 80 % vs <= 10 %", LETTERS,
+        language_judges.restore,
+    ),
     Claim(
         "antonym.native", "6", "stepwise: one deletion per loop; final-only: answers by loop 3", "64/64; 255/256",
-        ">= 90 % each",
+        ">= 90 % each", ANTONYMS, language_judges.native,
     ),
     Claim(
-        "antonym.steer", "6", "with J at depths 5-8", "98.0 vs 7.8", "final-only >= 70 %, stepwise <= 30 %"
+        "antonym.steer", "6", "with J at depths 5-8", "98.0 vs 7.8", "final-only >= 70 %, stepwise <= 30 %",
+        ANTONYMS, language_judges.antonym_steer,
     ),
     Claim(
         "iterate.continue", "H", "continuing with J and F, five task families", "89.69 vs 28.59 (F only)",
         "long requests: J+F at least 30 points above F only, and above J only and stop",
+        ITERATIONS, language_judges.continued,
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
 
+from loopscope.experiments.language import LANGUAGE, scale_of
 from loopscope.experiments.records import Record, Row, Table, percent
 from loopscope.experiments.suite import EXPERIMENTS, Role, Selection, selection
 from loopscope.stats import Estimate, Spread, mean_sd
@@ -99,7 +100,9 @@ def _backbones(records: Iterable[Record], experiment: str) -> str:
 
 
 def _subject_of(record: Record) -> tuple[str, ...]:
-    return record.experiment, record.facts.name, *sorted(record.predictions)
+    """What one record is enough of.  Language models go by their weights: two folders may have one name."""
+    weights = record.facts.key if record.experiment in LANGUAGE else ""
+    return record.experiment, record.facts.name, weights, *sorted(record.predictions)
 
 
 def _answers(record: Record) -> int:
@@ -113,11 +116,18 @@ def split(name: str) -> tuple[str, int]:
 
 
 def in_short(names: Iterable[str]) -> str:
-    """Backbones by recipe, neighbouring seeds as a range: d8l6-3, d8l6-4, d8l6-5, d8l8-0 -> d8l6-3..5, d8l8-0."""
+    """Backbones by recipe, neighbouring seeds as a range: d8l6-3, d8l6-4, d8l6-5, d8l8-0 -> d8l6-3..5, d8l8-0.
+
+    A name that does not end in a seed stays as it is.
+    """
     seeds: dict[str, set[int]] = {}
-    for recipe, seed in map(split, names):
-        seeds.setdefault(recipe, set()).add(seed)
     said = []
+    for name in names:
+        if not name.rpartition("-")[2].isdigit():  # of a language model, which has no seed
+            said.append(name)
+            continue
+        recipe, seed = split(name)
+        seeds.setdefault(recipe, set()).add(seed)
     for recipe, found in seeds.items():
         runs: list[list[int]] = []
         for seed in sorted(found):
@@ -148,10 +158,15 @@ Judge = Callable[[Evidence], Finding | None]
 def scale(records: Iterable[Record]) -> str:
     """Whether whole populations were measured, or how many of their graphs; of raw records, what was reduced.
 
-    No claim rests on what was only looked at more closely on some graphs: the insides of calls, the costly switches.
+    Of language models, which they are and how much they were asked.  No claim rests on what was only looked at more
+    closely on some graphs: the insides of calls, the costly switches.
     """
+    used = list(records)
+    spoken = dict.fromkeys(scale_of(record) for record in used if record.experiment in LANGUAGE)
+    if spoken:
+        return "; ".join(spoken)
     shortened = set()
-    for record in records:
+    for record in used:
         if record.raw:
             settings = EXPERIMENTS[record.experiment].settings
             if record.settings and not any(record.settings in settings(role, "paper") for role in get_args(Role)):

@@ -182,17 +182,21 @@ def check_measured(found: Mapping[str, Predictions], facts: Mapping[str, Facts],
             raise InputError(f"{name} was not measured on {where!r}{nearest(where, found[name])}")
 
 
-def open_results(folder: Path | None = None) -> Store | None:
-    """The store of records at `folder`, or the one that comes with a checkout; None where neither is.
+RESULTS = ("graph-walks", "language-models")
+"""The stores of records in `results/` of a checkout; language models have one of their own."""
+
+
+def open_results(folder: Path | None = None) -> list[Store]:
+    """The store of records at `folder`, or those that come with a checkout, as far as they are there.
 
     InputError for a folder that does not exist.
     """
     if folder is not None:
         if not folder.is_dir():
             raise InputError(f"there is no folder {folder}")
-        return Store(folder)
-    shipped = Path(loopscope.__file__).absolute().parent.parent / "results" / "graph-walks"
-    return Store(shipped) if shipped.is_dir() else None
+        return [Store(folder)]
+    shipped = Path(loopscope.__file__).absolute().parent.parent / "results"
+    return [Store(shipped / name) for name in RESULTS if (shipped / name).is_dir()]
 
 
 def records(store: Store, experiment: str | None = None) -> list[Record]:

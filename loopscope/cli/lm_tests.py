@@ -1,0 +1,182 @@
+"""Tests of looped language models with a map: letters, antonyms, iterations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+
+from loopscope.cli.app import AsJson, print_json, print_table, spinner
+from loopscope.cli.lm import lm_app
+from loopscope.cli.stores import StoreFolder
+from loopscope.cli.training import Device
+from loopscope.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from loopscope.experiments.language import LanguageSubject
+    from loopscope.experiments.records import Record, Row
+    from loopscope.store import Store
+
+test_app = typer.Typer(
+    no_args_is_help=True,
+    help="Test a language model with its map; records go to a store, for `loopscope claims`.",
+)
+lm_app.add_typer(test_app, name="test")
+
+Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer, chat template.")]
+MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J.")]
+Name = Annotated[str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")]
+Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: the model's, or 4.")]
+Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
+Batch = Annotated[int, typer.Option(help="Questions at a time.")]
+
+
+@test_app.command("letters")
+def lm_test_letters(
+    folder: Folder,
+    step: MapFolder,
+    store: StoreFolder = Path("store"),
+    test: Annotated[
+        list[str] | None, typer.Option(help="steering, pattern-vs-output or restoration (repeatable); default: all.")
+    ] = None,
+    pairs: Annotated[int | None, typer.Option(help="Only the first so many of the 256 pairs.")] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Patch these instead of searching: '42.2,10 44.1' (layers from 1).")
+    ] = None,
+    name: Name = None,
+    loops: Loops = None,
+    boundary: Ending = None,
+    batch: Batch = 16,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Find the heads that carry the steering of an eight-step walk on discovery pairs; patch them on 256 others."""
+    from loopscope.experiments.language import measure_letters
+    from loopscope.lm.heads import Heads
+    from loopscope.lm.letter_tests import TESTS, first_pairs
+
+    asked = tuple(dict.fromkeys(test or TESTS))
+    for each in asked:
+        if each not in TESTS:
+            raise InputError(f"no test {each!r}; there are {', '.join(TESTS)}{nearest(each, TESTS)}")
+        first_pairs(each, pairs)
+    chosen = None if heads is None else Heads.parse(heads)
+    _check_batch(batch)
+    with _at_work(folder, step, store, name, loops, boundary, device) as (subject, target, tell):
+        made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, tell=tell)
+    _show(made, as_json)
+
+
+@test_app.command("antonyms")
+def lm_test_antonyms(
+    folder: Folder,
+    step: MapFolder,
+    supervision: Annotated[str, typer.Option(help="How the backbone was trained: final-only or stepwise.")],
+    store: StoreFolder = Path("store"),
+    sequences: Annotated[int, typer.Option(help="Only the first so many of the 64 sequences.")] = 64,
+    name: Name = None,
+    loops: Loops = None,
+    boundary: Ending = None,
+    batch: Batch = 32,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
+    from loopscope.experiments.language import measure_antonyms
+    from loopscope.lm.antonym_tests import readout_requests
+
+    readout_requests(supervision, sequences)
+    _check_batch(batch)
+    with _at_work(folder, step, store, name, loops, boundary, device) as (subject, target, tell):
+        made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, tell=tell)
+    _show([made], as_json)
+
+
+@test_app.command("iterations")
+def lm_test_iterations(
+    folder: Folder,
+    step: MapFolder,
+    store: StoreFolder = Path("store"),
+    cases: Annotated[int, typer.Option(help="Requests for each task and k; the test bank has 32.")] = 32,
+    name: Name = None,
+    loops: Loops = None,
+    boundary: Ending = None,
+    batch: Batch = 32,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Go on from a common h4 with J and F, with F, with J, or stop: five tasks, 1-8 steps."""
+    from loopscope.experiments.language import measure_iterations
+    from loopscope.lm.iteration_tests import requests
+
+    requests(cases)
+    _check_batch(batch)
+    with _at_work(folder, step, store, name, loops, boundary, device) as (subject, target, tell):
+        made = measure_iterations(subject, target, cases=cases, batch=batch, tell=tell)
+    _show([made], as_json)
+
+
+def _check_batch(batch: int) -> None:
+    if batch < 1:
+        raise InputError(f"--batch must be at least 1, not {batch} (nearest: 1)")
+
+
+@contextmanager
+def _at_work(
+    folder: Path, step: Path, store: Path, name: str | None, loops: int | None, boundary: str | None, device: str
+) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:
+    """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
+    from loopscope.experiments.language import load_language
+    from loopscope.lm.passes import Boundary
+    from loopscope.store import Store
+    from loopscope.training.jobs import pick_device
+
+    if boundary not in (None, *get_args(Boundary)):
+        there = get_args(Boundary)
+        raise InputError(f"no boundary {boundary!r}; there are {', '.join(there)}{nearest(str(boundary), there)}")
+    if store.exists() and not store.is_dir():
+        raise InputError(f"{store} is no folder, so no records can be written there")
+    ending = cast("Boundary | None", boundary)
+    with spinner() as tell:
+        tell("loading")
+        subject = load_language(folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device))
+        yield subject, Store(store), tell
+
+
+def _show(made: list[Record], as_json: bool) -> None:
+    """The tables of records."""
+    from loopscope.experiments.language import scale_of
+    from loopscope.experiments.language_tables import tables
+
+    if as_json:
+        return print_json({"records": [_as_json(record) for record in made]})
+    for record in made:
+        for table in tables(record):
+            rows = ((row.name, *_numbers(row)) for row in table.rows)
+            print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
+            if table.note:
+                print(table.note)
+
+
+def _numbers(row: Row) -> tuple[str, str, str, str]:
+    each = row.estimate
+    paper = "" if row.paper is None else f"{100 * row.paper:.1f}"
+    return f"{100 * each.value:.1f}", f"{100 * each.low:.1f}..{100 * each.high:.1f}", f"{row.n:,}", paper
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from loopscope.experiments.language import scale_of
+    from loopscope.experiments.language_tables import tables
+
+    return {
+        "experiment": record.experiment, "model": record.facts.name, "scale": scale_of(record),
+        "settings": dict(record.settings), "cost": dict(record.cost), "notes": dict(record.notes),
+        "tables": [asdict(table) for table in tables(record)],
+    }  # fmt: skip

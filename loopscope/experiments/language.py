@@ -1,0 +1,330 @@
+"""Experiments on looped language models: which there are, what they are done on, and their records.
+
+A subject is a model folder with a map.  Its records are keyed by the SHA-256 of the weights and of the map and by what
+was asked, so a test that is done is not done again, and one that was interrupted goes on with what is missing.
+Answers are kept example by example: who was named (letters), or the replies themselves (antonyms, iterations).  Texts,
+pairs and true answers are regenerated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopscope.errors import InputError
+from loopscope.experiments.records import RECORD, Facts, Predictions, Record, config_of, load, save
+from loopscope.files import damaged
+from loopscope.lm import antonym_tests, iteration_tests, letter_tests
+from loopscope.lm.asking import Speaks, Tell, under
+from loopscope.lm.heads import Heads, Selection, select
+from loopscope.lm.letter_pairs import SETS
+from loopscope.lm.letter_tests import Chosen
+from loopscope.lm.passes import Boundary, LanguageModel
+from loopscope.maps import AffineMap, load_map, map_files
+from loopscope.store import Store
+
+LETTERS, ANTONYMS, ITERATIONS = "letters", "antonyms", "iterations"
+DISCOVERY, CONFIRMATION = "discovery", "confirmation"
+HEADS = "heads"
+"""Where the record of a head selection has its counts."""
+
+WHOLE = "-whole"
+"""Behind the name of a set of pairs: answers by whole generations."""
+
+
+@dataclass(frozen=True)
+class LanguageExperiment:
+    """One kind of test: its question, and the model it was published on, with its size in parameters."""
+
+    name: str
+    question: str
+    published_on: str
+    parameters: int
+
+    @property
+    def command(self) -> str:
+        """What measures it."""
+        return f"loopscope lm test {self.name} FOLDER --map MAP"
+
+
+LANGUAGE: Mapping[str, LanguageExperiment] = {
+    each.name: each
+    for each in (
+        LanguageExperiment(
+            LETTERS, "Do the attention patterns of a few heads carry what J does to an eight-step letter walk?",
+            "Ouro-2.6B", 2_667_974_657,
+        ),
+        LanguageExperiment(
+            ANTONYMS, "How does supervision decide what each loop says, and what J can reach?", "Ouro-2.6B",
+            2_667_974_657,
+        ),
+        LanguageExperiment(
+            ITERATIONS, "Does it take J, F or both to iterate beyond the trained steps?", "Qwen3-8B", 8_190_735_360
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LanguageSubject:
+    """A language model with its tokenizer and map on one device; `key` and `map_key` are SHA-256 of their files.
+
+    `kind` is the architecture, as `model_type` of a config says it.
+    """
+
+    name: str
+    key: str
+    kind: str
+    model: LanguageModel
+    tokenizer: Speaks
+    step: AffineMap
+    map_key: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(iter(self._weights)).device
+
+    @property
+    def _weights(self) -> list[nn.Parameter]:
+        assert isinstance(self.model, nn.Module)
+        return list(self.model.parameters())
+
+    @property
+    def facts(self) -> Facts:
+        """What analyses must know; there are no nodes, and requests are for up to eight steps."""
+        return Facts(self.name, self.key, self.model.loops, 8, 0, self.model.heads, {"J": 1})
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The model and the map in numbers, for the record."""
+        model = self.model
+        return {
+            "model": {
+                "type": self.kind, "layers": len(model.layers), "heads": model.heads, "width": model.width,
+                "parameters": sum(each.numel() for each in self._weights),
+            },
+            "map": {"family": self.step.family, **self.step.settings()},
+        }  # fmt: skip
+
+
+def load_language(
+    folder: Path,
+    step: Path,
+    *,
+    name: str | None = None,
+    loops: int | None = None,
+    boundary: Boundary | None = None,
+    device: torch.device | str = "cpu",
+) -> LanguageSubject:
+    """A model folder and a saved map as a subject, called `name` or as its folder is.
+
+    InputError where either is none, the map has another width, or there is no tokenizer with a chat template;
+    DamagedError for files that cannot be read.
+    """
+    from loopscope.lm.folders import load as load_model
+    from loopscope.lm.folders import read_config, weights_sha256
+    from loopscope.lm.text import load_tokenizer
+
+    config = read_config(folder)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.template is None:
+        raise InputError(f"{folder} has no chat template, and questions are asked in chats")
+    fitted = load_map(step).requires_grad_(False)
+    width = config.get("hidden_size")
+    if fitted.width != width:
+        raise InputError(f"{step} is a map of width {fitted.width}, but the states of {folder} have width {width}")
+    step_key = map_key(fitted)
+    model = load_model(folder, loops=loops, boundary=boundary, device=device)
+    like = next(model.parameters())
+    return LanguageSubject(
+        name or folder.resolve().name, weights_sha256(folder), str(config["model_type"]), model, tokenizer,
+        fitted.to(like), step_key,
+    )  # fmt: skip
+
+
+def map_key(step: AffineMap) -> str:
+    """SHA-256 over the files of a saved map."""
+    whole = hashlib.sha256()
+    for name, data in sorted(map_files(step).items()):
+        whole.update(f"{name} {hashlib.sha256(data).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+Measure = Callable[[], tuple[Predictions, dict[str, Any], float | None]]
+"""Gives predictions, notes and what it took in forward-equivalents, where that was counted."""
+
+
+def _recorded(
+    subject: LanguageSubject, store: Store, experiment: str, settings: Mapping[str, Any], measure: Measure
+) -> Record:
+    """The record of these settings: from the store, or measured and written to it."""
+    chosen = {**settings, "loops": subject.model.loops, "boundary": subject.model.boundary}
+    inputs = {"weights": subject.key, "map": subject.map_key}
+    known = store.find(RECORD, config_of(experiment, subject.name, chosen), inputs)
+    if known is not None:
+        return load(known)
+    started = time.perf_counter()
+    predictions, notes, forwards = measure()
+    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": _in_words(subject.device)}
+    if forwards is not None:
+        cost["forwards"] = forwards
+    made = Record(experiment, subject.facts, predictions, chosen, cost, {**subject.about, **notes}, raw=True)
+    save(store, made, inputs, subject.device)
+    return made
+
+
+def _in_words(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def selected_heads(subject: LanguageSubject, store: Store, tell: Tell = lambda _: None) -> tuple[Record, Chosen | None]:
+    """The record of the head selection, and the heads; None where the map does nothing that heads could carry."""
+
+    def measure() -> tuple[Predictions, dict[str, Any], float | None]:
+        tell("choosing heads")
+        at = [letter_tests.discovery(subject.tokenizer, name) for name in (DISCOVERY, CONFIRMATION)]
+        found = select(subject.model, subject.step, *at[0], confirmation=at[1])
+        tried = found.tried if found else ()
+        counts = {
+            "rescued": torch.tensor([each.rescued for each in tried], dtype=torch.int16),
+            "damaged": torch.tensor([each.damaged for each in tried], dtype=torch.int16),
+        }
+        return {HEADS: counts}, {"selection": found and found.to_dict()}, found.forwards if found else None
+
+    record = _recorded(subject, store, LETTERS, {"set": DISCOVERY}, measure)
+    found = selection_of(record)
+    return record, None if found is None else Chosen.selected(found, subject.model)
+
+
+def selection_of(record: Record) -> Selection | None:
+    """The selection in its record; DamagedError where there is none."""
+    try:
+        kept = record.notes["selection"]
+        return None if kept is None else Selection.from_dict(kept)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged(f"record of {record.facts.name}", "a selection of heads", "something else") from None
+
+
+def measure_letters(
+    subject: LanguageSubject,
+    store: Store,
+    *,
+    tests: tuple[str, ...] = letter_tests.TESTS,
+    heads: Heads | None = None,
+    count: int | None = None,
+    batch: int = 16,
+    tell: Tell = lambda _: None,
+) -> list[Record]:
+    """The head selection, unless heads are given (they are then patched at the last loop), and a record per test.
+
+    Without a selection, only runs without patches are recorded: the map did nothing that heads could carry.
+    """
+    for test in tests:
+        letter_tests.first_pairs(test, count)  # refuse before anything is computed
+    made: list[Record] = []
+    if heads is not None:
+        chosen: Chosen | None = Chosen.of(heads, subject.model, [subject.model.loops])
+    else:
+        record, chosen = selected_heads(subject, store, tell)
+        made.append(record)
+    for test in tests:
+        settings: dict[str, Any] = {"set": test, "pairs": count or SETS[test].size, "heads": None}
+        if chosen is not None:
+            late = [*chosen.late.by_layer]
+            settings |= {"heads": str(chosen.heads), "patched": [*chosen.loops], "late": late}
+        made.append(_recorded(subject, store, LETTERS, settings, _letters(subject, test, chosen, count, batch, tell)))
+    return made
+
+
+def _letters(
+    subject: LanguageSubject, test: str, chosen: Chosen | None, count: int | None, batch: int, tell: Tell
+) -> Measure:
+    def measure() -> tuple[Predictions, dict[str, Any], float | None]:
+        found = letter_tests.measure(
+            subject.model, subject.tokenizer, subject.step, test, chosen, count=count, batch=batch, tell=tell
+        )
+        return {test: found.first, f"{test}{WHOLE}": found.whole}, {"errors": found.errors}, found.forwards
+
+    return measure
+
+
+def measure_antonyms(
+    subject: LanguageSubject,
+    store: Store,
+    supervision: str,
+    *,
+    sequences: int = 64,
+    batch: int = 32,
+    tell: Tell = lambda _: None,
+) -> Record:
+    """Depths with and without the map, and native readouts, of a backbone that was supervised in this way."""
+    antonym_tests.readout_requests(supervision, sequences)  # refuse before anything is computed
+
+    def measure() -> tuple[Predictions, dict[str, Any], float | None]:
+        at = {"sequences": sequences, "batch": batch}
+        depths = antonym_tests.measure_depths(
+            subject.model, subject.tokenizer, subject.step, **at, tell=under("depths", tell)
+        )
+        readouts = antonym_tests.measure_readouts(
+            subject.model, subject.tokenizer, supervision, **at, tell=under("readouts", tell)
+        )
+        return {antonym_tests.DEPTHS: depths, antonym_tests.READOUTS: readouts}, {}, None
+
+    return _recorded(subject, store, ANTONYMS, {"supervision": supervision, "sequences": sequences}, measure)
+
+
+def measure_iterations(
+    subject: LanguageSubject, store: Store, *, cases: int = 32, batch: int = 32, tell: Tell = lambda _: None
+) -> Record:
+    """The four branches from a common h4 on the test bank; the record notes whether h4 was the same, bit by bit."""
+    first = [request.prompt for request in iteration_tests.requests(cases)[: min(batch, 8)]]
+
+    def measure() -> tuple[Predictions, dict[str, Any], float | None]:
+        one, *others = iteration_tests.common_states(subject.model, subject.tokenizer, subject.step, first).values()
+        same = all(torch.equal(one, other) for other in others)
+        said = iteration_tests.measure(
+            subject.model, subject.tokenizer, subject.step, cases=cases, batch=batch, tell=tell
+        )
+        return {ITERATIONS: said}, {"same_h4": same}, None
+
+    return _recorded(subject, store, ITERATIONS, {"cases": cases}, measure)
+
+
+# ---- what was measured, in words -------------------------------------------------------------------------------------
+
+
+def scale_of(record: Record) -> str:
+    """The model and its size beside the published one's, and how much of the test was asked."""
+    published, about = LANGUAGE[record.experiment], record.notes["model"]
+    parameters = int(about["parameters"])
+    model = f"{record.facts.name} ({_millions(parameters)} parameters)"
+    if parameters != published.parameters:
+        model = f"{model} in place of {published.published_on}"
+    return f"{model}, {_asked(record)}"
+
+
+def _asked(record: Record) -> str:
+    match record.settings:
+        case {"set": str(name), "pairs": int(count)}:
+            return f"{count} of {SETS[name].size} pairs" if count < SETS[name].size else f"{count} pairs"
+        case {"sequences": int(count)}:
+            return f"{count} of 64 sequences" if count < 64 else "64 sequences"
+        case {"cases": int(count)}:
+            return f"{count} of 32 cases for each task and k" if count < 32 else "1,280 requests"
+    return "discovery pairs"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M" if count >= 1e6 else f"{count:,}"

@@ -1,0 +1,215 @@
+"""Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
+
+Where several models were measured, those measured just now come first, and of these the largest counts.  A claim about
+what destroys or repairs an answer is not judged where there is nothing to destroy or repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LETTERS
+from loopscope.experiments.language_tables import (
+    broken,
+    depth_right,
+    difference,
+    gives,
+    is_long,
+    iterated,
+    long_prompts,
+    readout_right,
+    repaired,
+    share,
+)
+from loopscope.experiments.records import Record, Row, percent
+from loopscope.lm.antonyms import LONGEST, TRAINED
+from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING
+
+CONTROLS = ("values", "unrelated", "wrong loop", "comparison")
+"""What must do nothing."""
+
+DAMAGED = 0.20
+"""What damage and controls may leave; a steered run must be above it, or there is nothing to damage."""
+
+
+def _largest(evidence: Evidence, records: Iterable[Record]) -> Record | None:
+    """The record that counts."""
+
+    def rank(record: Record) -> tuple[bool, int, int]:
+        answers = sum(each.numel() for found in record.predictions.values() for each in found.values())
+        return evidence.is_fresh(record), int(record.notes["model"]["parameters"]), answers
+
+    return max(records, key=rank, default=None)
+
+
+def _letters(evidence: Evidence, test: str) -> Record | None:
+    return _largest(evidence, (each for each in evidence.every(LETTERS) if test in each.predictions))
+
+
+def _counted(row: Row) -> str:
+    return f"{round(row.estimate.value * row.n)}/{row.n}"
+
+
+def _right(record: Record, test: str, condition: str, which: str = "B") -> Row | None:
+    """A condition's share of B, D or E; None where it was not run, as heads were not chosen."""
+    if condition not in record.predictions[test]:
+        return None
+    return share(condition, gives(record, test, condition, which))
+
+
+def steer(evidence: Evidence) -> Finding | None:
+    """Eight transfers: at most 15 % without J, at least 80 % with it."""
+    record = _letters(evidence, STEERING)
+    if record is None:
+        return None
+    without, with_j = (share(name, gives(record, STEERING, name)) for name in ("unsteered", "steered"))
+    holds = at_most(without.estimate.value, 0.15) and at_least(with_j.estimate.value, 0.80)
+    return Finding(holds, f"{_counted(without)} -> {_counted(with_j)}", with_j.estimate, with_j.n, [record])
+
+
+def _steering(judge_row: str) -> Judge:
+    """Claims on one condition of the steering test; not judged where the steered run has nothing to be damaged."""
+
+    def judge(evidence: Evidence) -> Finding | None:
+        record = _letters(evidence, STEERING)
+        if record is None:
+            return None
+        steered = share("steered", gives(record, STEERING, "steered"))
+        row = _right(record, STEERING, judge_row)
+        if row is None:
+            return Finding(None, "no heads were chosen", None, steered.n, [record])
+        ours = f"{_counted(row)} (steered {_counted(steered)})"
+        if at_most(steered.estimate.value, DAMAGED):
+            return Finding(None, ours, row.estimate, row.n, [record])
+        if judge_row == "rescue":
+            holds = at_least(row.estimate.value, 0.70 * steered.estimate.value)
+        else:
+            holds = at_most(row.estimate.value, DAMAGED)
+        return Finding(holds, ours, row.estimate, row.n, [record])
+
+    return judge
+
+
+rescue, damage = _steering("rescue"), _steering("damage")
+
+
+def controls(evidence: Evidence) -> Finding | None:
+    """Values, an unrelated graph, the wrong loop and comparison heads: at most 20 % each."""
+    record = _letters(evidence, STEERING)
+    if record is None:
+        return None
+    steered = share("steered", gives(record, STEERING, "steered"))
+    rows = [_right(record, STEERING, name) for name in CONTROLS]
+    found = [row for row in rows if row is not None]
+    if not found:
+        return Finding(None, "no heads were chosen", None, steered.n, [record])
+    worst = max(found, key=lambda row: row.estimate.value)
+    ours = ", ".join(f"{row.name} {_counted(row)}" for row in found)
+    holds: bool | None = at_most(worst.estimate.value, DAMAGED)
+    if holds and (len(found) < len(CONTROLS) or at_most(steered.estimate.value, DAMAGED)):
+        holds = None
+    return Finding(holds, ours, worst.estimate, worst.n, [record])
+
+
+def content(evidence: Evidence) -> Finding | None:
+    """Between graphs: the pattern gives E in at least 50 %, the output D in at least 70 %."""
+    record = _letters(evidence, CONTENT)
+    if record is None:
+        return None
+    pattern, output = _right(record, CONTENT, "pattern", "E"), _right(record, CONTENT, "output", "D")
+    if pattern is None or output is None:
+        return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
+    holds = at_least(pattern.estimate.value, 0.50) and at_least(output.estimate.value, 0.70)
+    ours = f"{percent(pattern.estimate.value)} / {percent(output.estimate.value)}"
+    return Finding(holds, ours, pattern.estimate, pattern.n, [record])
+
+
+def restore(evidence: Evidence) -> Finding | None:
+    """Of answers that other queries break, selected heads repair at least 80 %, comparison heads at most 10 %."""
+    record = _letters(evidence, RESTORATION)
+    if record is None:
+        return None
+    there = record.predictions[RESTORATION]
+    if "selected" not in there or "comparison" not in there:
+        return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
+    if not broken(record).any():
+        return Finding(None, "no answer was broken", None, 0, [record])
+    selected, comparison = (share(name, repaired(record, name)) for name in ("selected", "comparison"))
+    holds = at_least(selected.estimate.value, 0.80) and at_most(comparison.estimate.value, 0.10)
+    ours = f"{_counted(selected)} vs {_counted(comparison)}"
+    return Finding(holds, ours, selected.estimate, selected.n, [record])
+
+
+# ---- antonyms --------------------------------------------------------------------------------------------------------
+
+
+def _supervised(evidence: Evidence, form: str) -> Record | None:
+    return _largest(evidence, (each for each in evidence.every(ANTONYMS) if each.settings["supervision"] == form))
+
+
+def native(evidence: Evidence) -> Finding | None:
+    """Stepwise: deletion t after t loops, in the worst loop; final-only: the answer at loop 3.  At least 90 % each."""
+    stepwise, final = _supervised(evidence, "stepwise"), _supervised(evidence, "final-only")
+    used = [record for record in (stepwise, final) if record is not None]
+    if not used:
+        return None
+    rows: list[Row] = []
+    said = []
+    if stepwise is not None:
+        steps = [share(f"loop {t}", readout_right(stepwise, "truncated", t, t), unit="sequence")
+                 for t in range(1, TRAINED + 1)]  # fmt: skip
+        rows.append(min(steps, key=lambda row: row.estimate.value))
+        said.append(f"stepwise {_counted(rows[-1])} in the worst loop")
+    if final is not None:
+        third = [readout_right(final, "chosen", 3, k) for k in range(1, TRAINED + 1)]
+        rows.append(share("loop 3", np.concatenate(third), unit="request"))
+        said.append(f"final-only {_counted(rows[-1])} at loop 3")
+    worst = min(rows, key=lambda row: row.estimate.value)
+    holds = at_least(worst.estimate.value, 0.90)
+    verdict = False if not holds else True if len(used) == 2 else None
+    return Finding(verdict, "; ".join(said), worst.estimate, worst.n, used)
+
+
+def antonym_steer(evidence: Evidence) -> Finding | None:
+    """With J at depths 5 to 8: final-only at least 70 %, stepwise at most 30 %."""
+    final, stepwise = _supervised(evidence, "final-only"), _supervised(evidence, "stepwise")
+    used = [record for record in (final, stepwise) if record is not None]
+    if not used:
+        return None
+    deep = range(TRAINED + 1, LONGEST + 1)
+    row, low = (
+        None if each is None else share("J", depth_right(each, 0, True, deep), unit="request")
+        for each in (final, stepwise)
+    )
+    verdicts = [
+        row is None or at_least(row.estimate.value, 0.70),
+        low is None or at_most(low.estimate.value, 0.30),
+    ]
+    said = [percent(each.estimate.value) if each is not None else "not run" for each in (row, low)]
+    shown = row or low
+    assert shown is not None
+    verdict = False if not all(verdicts) else True if len(used) == 2 else None
+    return Finding(verdict, " vs ".join(said), shown.estimate, shown.n, used)
+
+
+# ---- iterations ------------------------------------------------------------------------------------------------------
+
+
+def continued(evidence: Evidence) -> Finding | None:
+    """Long requests: J+F at least 30 points above F alone, and above J alone and stopping."""
+    record = _largest(evidence, evidence.every(ITERATIONS))
+    if record is None:
+        return None
+    right = {branch: iterated(record, branch, is_long) for branch in ("J+F", "F", "J", "stop")}
+    shares = {branch: float(found.mean()) for branch, found in right.items()}
+    gain = difference(right["J+F"], right["F"], long_prompts(record), unit="prompt")
+    above = all(shares["J+F"] > shares[other] for other in ("J", "stop"))
+    holds = at_least(gain.value, 0.30) and above
+    ours = (
+        f"{percent(shares['J+F'])} vs {percent(shares['F'])} (F only), {percent(shares['J'])} (J only), "
+        f"{percent(shares['stop'])} (stop)"
+    )
+    return Finding(holds, ours, gain, len(right["F"]), [record])

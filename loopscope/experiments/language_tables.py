@@ -1,0 +1,300 @@
+"""What follows from records of language models: who was named how often, which replies are right, how sure that is.
+
+Shares are of independent pairs, sequences or requests, with Wilson intervals.  Differences between two conditions are
+paired: pairs (or prompts) are resampled 10,000 times, and pairs have the exact sign test beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from loopscope.experiments.language import ANTONYMS, HEADS, ITERATIONS, LETTERS, WHOLE, selection_of
+from loopscope.experiments.records import Record, Row, Table
+from loopscope.lm import antonym_tests, iteration_tests
+from loopscope.lm.antonyms import LONGEST, TRAINED, is_read_right, is_right
+from loopscope.lm.asking import as_texts
+from loopscope.lm.iterations import TASKS, Request, score, tally
+from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, first_pairs
+from loopscope.lm.letters import NAMES
+from loopscope.stats import Estimate, cluster_bootstrap, sign_test, wilson
+from loopscope.stats import tally as by_cluster
+
+DRAWS, SEED = 10_000, 0
+
+Right = Bool[np.ndarray, " examples"]
+
+
+def share(name: str, right: Right, paper: float | None = None, unit: str = "pair") -> Row:
+    """How many are right, with a Wilson interval."""
+    return Row(name, wilson(int(right.sum()), len(right), unit=unit), len(right), paper)
+
+
+def difference(one: Right, other: Right, clusters: Sequence[object] | None = None, unit: str = "pair") -> Estimate:
+    """One share minus another on the same examples, by a bootstrap over pairs, or over clusters of equal examples."""
+    ids = (
+        np.arange(len(one)) if clusters is None else np.unique([str(each) for each in clusters], return_inverse=True)[1]
+    )
+    return cluster_bootstrap(by_cluster(one, ids), by_cluster(other, ids), seed=SEED, draws=DRAWS, unit=unit)
+
+
+# ---- letters ---------------------------------------------------------------------------------------------------------
+
+PAPER_STEERING = {
+    "unsteered": 0, "steered": 251, "rescue": 248, "damage": 0, "values": 0, "unrelated": 0, "wrong loop": 0,
+    "comparison": 0, "self-pattern": 0, "self-output": 0,
+}  # fmt: skip
+PAPER_CONTENT = {
+    "base": (252, 0, 0), "source": (0, 252, 2), "reference": (0, 4, 251), "pattern": (37, 0, 182),
+    "output": (5, 240, 7), "values": (221, 0, 24), "comparison pattern": (251, 0, 0), "comparison output": (252, 0, 0),
+    "wrong loop": (137, 3, 0),
+}  # fmt: skip
+PAPER_RESTORATION = {"clean": 251, "replaced": 2, "selected": 251, "comparison": 2, "all": 251}
+PAPER_PAIRS = 256
+
+
+def named(record: Record, test: str, condition: str, whole: bool = False) -> Int[np.ndarray, " pairs"]:
+    """Who was named in a condition, as indices into NAMES; what is no name is larger."""
+    return record.predictions[f"{test}{WHOLE}" if whole else test][condition].numpy().astype(np.int64)
+
+
+def truths(record: Record, test: str) -> dict[str, Int[np.ndarray, " pairs"]]:
+    """The answers B, D and E of the pairs that were asked."""
+    pairs = first_pairs(test, int(record.settings["pairs"]))
+    return {which: np.array([NAMES.index(getattr(pair, which)) for pair in pairs]) for which in "BDE"}
+
+
+def gives(record: Record, test: str, condition: str, which: str = "B") -> Right:
+    """In which pairs a condition names B, D or E."""
+    return named(record, test, condition) == truths(record, test)[which]
+
+
+def broken(record: Record) -> Right:
+    """Pairs of the restoration test that were right and are not, once queries are replaced."""
+    return gives(record, RESTORATION, "clean") & ~gives(record, RESTORATION, "replaced")
+
+
+def repaired(record: Record, condition: str) -> Right:
+    """Of the broken pairs, which are right again."""
+    return gives(record, RESTORATION, condition)[broken(record)]
+
+
+def _agreement(record: Record, test: str) -> str:
+    """How often first tokens and whole generations name the same."""
+    wholes = record.predictions[f"{test}{WHOLE}"]
+    same = [named(record, test, name) == named(record, test, name, whole=True) for name in wholes]
+    agree, of = int(sum(each.sum() for each in same)), sum(map(len, same))
+    return f"First token and whole name agree in {agree:,} of {of:,} generations."
+
+
+def _errors(record: Record) -> str:
+    said = ", ".join(f"{name} {value:.2g}" for name, value in record.notes.get("errors", {}).items())
+    return f" Largest difference of logits where there should be none: {said}." if said else ""
+
+
+def _steering(record: Record) -> list[Table]:
+    rows = []
+    for name in record.predictions[STEERING]:
+        paper = PAPER_STEERING.get(name)
+        rows.append(share(name, gives(record, STEERING, name), None if paper is None else paper / PAPER_PAIRS))
+    note = _agreement(record, STEERING) + _errors(record)
+    tables = [Table("Letters, steering: right answers", rows, note)]
+    if "rescue" in record.predictions[STEERING]:
+        steered, rescue = (gives(record, STEERING, name) for name in ("steered", "rescue"))
+        p = sign_test(int((steered & ~rescue).sum()), int((rescue & ~steered).sum()))
+        gap = Row("steered - rescue", difference(steered, rescue), len(steered), 3 / PAPER_PAIRS)
+        note = (
+            f"Paired; right only when steered {int((steered & ~rescue).sum())}, only when patched "
+            f"{int((rescue & ~steered).sum())}, sign test p = {p:.2g}."
+        )
+        tables.append(Table("Letters, steering: what the pattern leaves", [gap], note))
+    return tables
+
+
+def _content(record: Record) -> list[Table]:
+    rows = []
+    for name in record.predictions[CONTENT]:
+        for place, which in enumerate("BDE"):
+            paper = PAPER_CONTENT[name][place] / PAPER_PAIRS if name in PAPER_CONTENT else None
+            rows.append(share(f"{name}: {which}", gives(record, CONTENT, name, which), paper))
+    note = (
+        "B is the receiving run's own answer, D the donor's, E the donor's last transfer by the receiver's rules. "
+        f"{_agreement(record, CONTENT)}{_errors(record)}"
+    )
+    tables = [Table("Letters, pattern against output: what is answered", rows, note)]
+    if "pattern" in record.predictions[CONTENT]:
+        gaps = []
+        for one, other, which, paper in (("pattern", "output", "E", 175), ("output", "pattern", "D", 240)):
+            value = difference(gives(record, CONTENT, one, which), gives(record, CONTENT, other, which))
+            gaps.append(Row(f"{one} - {other}: {which}", value, value.n, paper / PAPER_PAIRS))
+        tables.append(Table("Letters, pattern against output: paired differences", gaps))
+    return tables
+
+
+def _restoration(record: Record) -> list[Table]:
+    rows, mended = [], []
+    for name in record.predictions[RESTORATION]:
+        paper = PAPER_RESTORATION.get(name)
+        rows.append(share(name, gives(record, RESTORATION, name), None if paper is None else paper / PAPER_PAIRS))
+    if "replaced" in record.predictions[RESTORATION] and broken(record).any():
+        published = {"selected": 1.0, "comparison": 0.0, "all": 1.0}
+        for name in record.predictions[RESTORATION]:
+            if name not in ("clean", "reference", "replaced"):
+                mended.append(share(name, repaired(record, name), published.get(name)))
+    note = _agreement(record, RESTORATION) + _errors(record)
+    tables = [Table("Letters, restoration: right answers", rows, note)]
+    if mended:
+        tables.append(Table("Letters, restoration: repaired of those broken by other queries", mended))
+    return tables
+
+
+def _heads(record: Record) -> list[Table]:
+    found = selection_of(record)
+    if found is None:
+        return [Table("Letters, heads", [], "The map brings no right answers, so there is nothing that heads carry.")]
+    note = (
+        f"Chosen: {found.heads} (layers from 1) in loops {', '.join(map(str, found.loops))}; "
+        f"{'every step passed' if found.passed else 'not every step passed'}; {found.forwards:,.0f} forwards."
+    )
+    steered = Row("steered", wilson(found.steered, found.pairs, unit="pair"), found.pairs)
+    last = found.tried[-1]
+    return [Table("Letters, heads: discovery", [steered], f"{note} Last tried: {last.step}, rescue {last.rescued}.")]
+
+
+# ---- antonyms --------------------------------------------------------------------------------------------------------
+
+PAPER_DEPTHS = {
+    "final-only": {
+        "template 0, no map": (64, 64, 64, 64, 0, 0, 0, 0), "template 0, J": (64, 64, 64, 64, 64, 62, 62, 63),
+        "template 5, J": (64, 64, 64, 64, 64, 64, 62, 62),
+    },
+    "stepwise": {
+        "template 0, no map": (0, 0, 0, 64, 0, 0, 0, 0), "template 0, J": (14, 8, 9, 19, 6, 6, 6, 2),
+        "template 5, J": (16, 8, 10, 16, 8, 6, 2, 2),
+    },
+}  # fmt: skip
+PAPER_SEQUENCES = 64
+
+
+def depth_right(record: Record, template: int, steered: bool, depths: Sequence[int]) -> Right:
+    """Whether whole replies are the deletions asked for, at these depths, sequence by sequence."""
+    sequences = int(record.settings["sequences"])
+    said = as_texts(record.predictions[antonym_tests.DEPTHS][antonym_tests.depth_name(template, steered)])
+    asked = antonym_tests.depth_requests(template, sequences)
+    pairs = zip(asked, said, strict=True)
+    return np.array([is_right(text, request.answer) for request, text in pairs if request.k in depths])
+
+
+def readout_right(record: Record, way: str, loop: int, deletion: int) -> Right:
+    """Whether the reply after a loop is this deletion: of requests for it (final-only), or of requests for 4."""
+    form, sequences = str(record.settings["supervision"]), int(record.settings["sequences"])
+    said = as_texts(record.predictions[antonym_tests.READOUTS][antonym_tests.readout_name(way, loop)])
+    pairs = zip(antonym_tests.readout_requests(form, sequences), said, strict=True)
+    kept = [(request, text) for request, text in pairs if form == "stepwise" or request.k == deletion]
+    return np.array([is_read_right(text, request.stages[deletion - 1]) for request, text in kept])
+
+
+def _antonyms(record: Record) -> list[Table]:
+    form = str(record.settings["supervision"])
+    rows = []
+    for template in antonym_tests.TEMPLATES:
+        for steered in (False, True):
+            name = antonym_tests.depth_name(template, steered)
+            published = PAPER_DEPTHS[form].get(name)
+            for k in range(1, LONGEST + 1):
+                paper = None if published is None else published[k - 1] / PAPER_SEQUENCES
+                rows.append(share(f"{name}, k = {k}", depth_right(record, template, steered, [k]), paper, "sequence"))
+    tables = [Table(f"Antonyms, {form}: depths", rows, "Whole replies, in the stepwise form that maps are fitted in.")]
+    for way in antonym_tests.WAYS:
+        cells = [
+            share(f"loop {loop}: deletion {k}", readout_right(record, way, loop, k), None, "sequence")
+            for loop in range(1, record.facts.loops + 1)
+            for k in range(1, TRAINED + 1)
+        ]
+        how = "so many loops are made" if way == "truncated" else "all loops are made, and this one is read"
+        tables.append(Table(f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}."))
+    return tables
+
+
+# ---- iterations ------------------------------------------------------------------------------------------------------
+
+PAPER_LONG = {
+    "J+F": (128, 128, 128, 128, 62), "F": (96, 79, 5, 0, 3), "J": (91, 100, 6, 0, 3), "stop": (90, 67, 4, 0, 3)
+}  # fmt: skip
+"""Whole answers that were right of 128 long requests each, by branch and task in the order of TASKS."""
+
+PAPER_SHORT = {"J+F": 636, "F": 640, "J": 640, "stop": 640}
+
+
+def is_long(request: Request) -> bool:
+    """Whether a request is for more steps than a backbone is trained on."""
+    return request.k > TRAINED
+
+
+def iterated(record: Record, branch: str, kept: Callable[[Request], bool], parsed: bool = False) -> Right:
+    """Whether the replies of a branch are right, of the requests that are kept; as a whole, or by what is parsed."""
+    said = as_texts(record.predictions[ITERATIONS][branch])
+    asked = iteration_tests.requests(int(record.settings["cases"]))
+    scores = [score(request, text) for request, text in zip(asked, said, strict=True) if kept(request)]
+    return np.array([each.parsed if parsed else each.whole for each in scores])
+
+
+def long_prompts(record: Record) -> list[str]:
+    """The prompts of the long requests; those that come up several times are one cluster."""
+    return [request.prompt for request in iteration_tests.requests(int(record.settings["cases"])) if is_long(request)]
+
+
+def _iterations(record: Record) -> list[Table]:
+    def parts() -> dict[str, Callable[[Request], bool]]:
+        by_task = {f"{task}, long": _of_task(task) for task in TASKS}
+        return {**by_task, "all long": is_long, "all short": lambda request: not is_long(request)}
+
+    whole, parsed = [], []
+    for part, kept in parts().items():
+        for branch in iteration_tests.branches():
+            paper = _published(part, branch)
+            whole.append(share(f"{part}: {branch}", iterated(record, branch, kept), paper, "request"))
+            parsed.append(share(f"{part}: {branch}", iterated(record, branch, kept, parsed=True), None, "request"))
+    zero = []
+    counts = [each for each in tally(iteration_tests.requests(int(record.settings["cases"]))) if each.k > TRAINED]
+    for task in TASKS:
+        mine = [each for each in counts if each.task == task]
+        of = sum(each.requests for each in mine)
+        for what in ("stops_early", "repeats_start", "says_one_thing"):
+            right = sum(int(getattr(each, what)) for each in mine)
+            zero.append(Row(f"{task}: {what.replace('_', ' ')}", wilson(right, of, unit="request"), of))
+    same = "the same, bit by bit" if record.notes.get("same_h4") else "not the same"
+    return [
+        Table("Iterations: whole answers", whole, f"h4 of the four branches is {same}."),
+        Table("Iterations: parsed answers", parsed),
+        Table("Iterations: long requests that are right without iterating on", zero),
+    ]
+
+
+def _of_task(task: str) -> Callable[[Request], bool]:
+    return lambda request: request.task == task and is_long(request)
+
+
+def _published(part: str, branch: str) -> float | None:
+    if part == "all long":
+        return sum(PAPER_LONG[branch]) / 640
+    if part == "all short":
+        return PAPER_SHORT[branch] / 640
+    task = part.removesuffix(", long")
+    return PAPER_LONG[branch][list(TASKS).index(task)] / 128
+
+
+# ---- all -------------------------------------------------------------------------------------------------------------
+
+_LETTERS: Mapping[str, Callable[[Record], list[Table]]] = {
+    HEADS: _heads, STEERING: _steering, CONTENT: _content, RESTORATION: _restoration
+}  # fmt: skip
+
+
+def tables(record: Record) -> list[Table]:
+    """The tables of a record of a language model, the published numbers beside ours."""
+    if record.experiment == LETTERS:
+        return [table for part, make in _LETTERS.items() if part in record.predictions for table in make(record)]
+    return _antonyms(record) if record.experiment == ANTONYMS else _iterations(record)

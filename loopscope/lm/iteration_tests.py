@@ -1,0 +1,85 @@
+"""Continuing from a common state: does it take the map, the block, or both to iterate beyond the trained steps?
+
+Every run begins with four calls of F and J before calls 2 to 4.  From that h4, four ways to go on:
+
+    J+F    J F J F J F J F     four more calls, J before each
+    F      F F F F             four more calls
+    J      J J J J             the map alone
+    stop   -                   nothing
+
+Each branch is a program, holds for the prompt and for every new token, and feeds its own tokens.  The 1,280 requests of
+the test bank are asked in each: 5,120 generations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from loopscope.lm.asking import Speaks, Tell, as_bytes, asked, replies, under
+from loopscope.lm.decoding import pad_left
+from loopscope.lm.iterations import LONGEST, TRAINED, Request, bank
+from loopscope.lm.passes import LanguageModel, states
+from loopscope.lm.placement import between
+from loopscope.program import F, J, Program, Step
+from loopscope.protocol import TokenMap
+
+NEW = 12
+"""Tokens that an answer is generated with."""
+
+STEP = "step"
+COMMON = "h4"
+"""Where the branches part."""
+
+LOOPS, MORE = TRAINED, LONGEST - TRAINED
+
+
+def branches() -> dict[str, Program]:
+    """The four programs by name."""
+    common = between(STEP, LOOPS)
+    suffixes: dict[str, tuple[Step, ...]] = {"J+F": (J(STEP), F), "F": (F,), "J": (J(STEP),), "stop": ()}
+    return {name: replace(common, steps=common.steps + suffix * MORE) for name, suffix in suffixes.items()}
+
+
+@cache
+def requests(cases: int = 32) -> tuple[Request, ...]:
+    """The test bank: so many cases for each task and k = 1 to 8; InputError for none."""
+    return bank("test", cases=cases)
+
+
+@torch.no_grad()
+def common_states(
+    model: LanguageModel, tokenizer: Speaks, step: TokenMap, questions: Sequence[str]
+) -> dict[str, Tensor]:
+    """h4 of each branch on the same padded prompts, to be compared bit by bit."""
+    tokens, mask = pad_left([asked(tokenizer, question) for question in questions])
+    device = next(model.parameters()).device if isinstance(model, torch.nn.Module) else tokens.device
+    tokens, mask = tokens.to(device), mask.to(device)
+    maps: Mapping[str, TokenMap] = {STEP: step}
+    return {name: states(model, tokens, program, maps=maps, mask=mask)[COMMON] for name, program in branches().items()}
+
+
+@torch.no_grad()
+def measure(
+    model: LanguageModel,
+    tokenizer: Speaks,
+    step: TokenMap,
+    *,
+    cases: int = 32,
+    batch: int = 32,
+    tell: Tell = lambda _: None,
+) -> dict[str, UInt8[Tensor, "requests bytes"]]:
+    """Replies to all `requests` in every branch, as `asking.as_bytes` writes them."""
+    questions = [request.prompt for request in requests(cases)]
+    found = {}
+    for name, program in branches().items():
+        said = replies(
+            model, tokenizer, questions, program, new=NEW, maps={STEP: step}, batch=batch, tell=under(name, tell)
+        )
+        found[name] = as_bytes(said)
+    return found

@@ -1,0 +1,143 @@
+"""Questions and replies: batches, cut replies, replies as bytes; antonym and iteration tests on a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopscope.errors import InputError
+from loopscope.lm import antonym_tests, iteration_tests
+from loopscope.lm.antonyms import is_right, panel
+from loopscope.lm.asking import KEPT, WENT_ON, as_bytes, as_texts, asked, replies, together
+from loopscope.lm.decoding import generate
+from loopscope.lm.folders import load
+from loopscope.lm.iterations import score
+from loopscope.lm.passes import LanguageModel
+from loopscope.lm.placement import after_each
+from loopscope.lm.text import Tokenizer, load_tokenizer
+from loopscope.maps import AffineMap, load_map
+from loopscope.program import F, Program
+from tests.worded import worded_folder, worded_map
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory: pytest.TempPathFactory) -> tuple[LanguageModel, Tokenizer, AffineMap]:
+    folder: Path = tmp_path_factory.mktemp("worded")
+    worded_folder(folder / "model")
+    model = load(folder / "model").double()
+    return model, load_tokenizer(folder / "model"), load_map(worded_map(folder / "map")).double()
+
+
+At = tuple[LanguageModel, Tokenizer, AffineMap]
+
+
+def test_replies_in_batches_are_those_of_each_alone(at: At) -> None:
+    model, tokenizer, step = at
+    questions = ["hot cold", "near", "hot cold", "Alice letter Bob . Carol 1 2 3", "wet dry fast"]
+    program = Program.parse("F J:x F")
+    said = replies(model, tokenizer, questions, program, new=5, maps={"x": step}, batch=2)
+    assert len(set(said)) > 1
+    for question, text in zip(questions, said, strict=True):
+        tokens = torch.tensor([asked(tokenizer, question)])
+        (alone,) = generate(model, tokens, program, new=5, maps={"x": step}).texts()
+        assert text == tokenizer.decode(alone) + (WENT_ON if len(alone) == 5 else "")
+    assert said[0] == said[2]
+    with pytest.raises(InputError, match="a batch has at least 1 question"):
+        replies(model, tokenizer, questions, program, new=5, batch=0)
+
+
+def test_a_reply_that_went_on_is_never_a_whole_answer() -> None:
+    assert is_right("hot cold", "hot cold")
+    assert not is_right("hot cold" + WENT_ON, "hot cold")
+    request = iteration_tests.requests(1)[0]
+    assert score(request, request.answer) == (True, True)
+    assert score(request, request.answer + WENT_ON) == (False, True)
+
+
+def test_texts_survive_as_bytes() -> None:
+    texts = ["", "hot cold", "Größe \N{SNOWMAN}\n", "a\0b", "x" * 300, "\N{SNOWMAN}" * 99]
+    found = as_texts(as_bytes(texts))
+    assert found[:3] == texts[:3]
+    assert found[3] == "a b"
+    for whole, kept in zip(texts[4:], found[4:], strict=True):
+        assert len(kept.encode()) <= KEPT
+        assert kept.endswith(WENT_ON)
+        assert whole.startswith(kept.removesuffix(WENT_ON))
+    assert as_texts(as_bytes([])) == []
+    with pytest.raises(InputError, match="prompts must be of one length, not of 1, 2 tokens"):
+        together([[1], [1, 2]])
+
+
+# ---- antonyms --------------------------------------------------------------------------------------------------------
+
+
+def test_depths_are_asked_with_and_without_the_map(at: At) -> None:
+    found = antonym_tests.measure_depths(*at, sequences=3, batch=8)
+    model, tokenizer, step = at
+    requests = antonym_tests.depth_requests(5, 3)
+    assert [(each.k, each.words) for each in requests[:4]] == [*((1, words) for words in panel()[:3]), (2, panel()[0])]
+    assert {each.form for each in requests} == {"stepwise"}
+    for steered, program in ((False, F**4), (True, after_each("flip", 4))):
+        said = as_texts(found[antonym_tests.depth_name(5, steered)])
+        tokens = torch.tensor([asked(tokenizer, requests[7].prompt)])
+        (alone,) = generate(model, tokens, program, new=16, maps={"flip": step}).texts()
+        assert said[7].removesuffix(WENT_ON) == tokenizer.decode(alone)
+    assert as_texts(found["template 0, J"]) != as_texts(found["template 0, no map"])
+
+
+@pytest.mark.parametrize(("form", "requests"), [("final-only", 4 * 3), ("stepwise", 3)])
+def test_readouts_truncated_and_chosen_begin_alike(at: At, form: str, requests: int) -> None:
+    """Both read the same h_t at the prompt's last row; the whole of the last loop is the same."""
+    model, tokenizer, _ = at
+    asked_for = antonym_tests.readout_requests(form, 3)
+    assert [each.k for each in asked_for] == ([1] * 3 + [2] * 3 + [3] * 3 + [4] * 3 if requests == 12 else [4] * 3)
+    found = antonym_tests.measure_readouts(model, tokenizer, form, sequences=3)
+    assert len(found) == 2 * model.loops
+    first = {name: [text.split(" ")[0] for text in as_texts(table)] for name, table in found.items()}
+    for loop in range(1, model.loops + 1):
+        assert first[f"truncated, loop {loop}"] == first[f"chosen, loop {loop}"]
+        assert len(first[f"chosen, loop {loop}"]) == requests
+    assert torch.equal(found["truncated, loop 4"], found["chosen, loop 4"])
+
+
+def test_what_cannot_be_asked_of_antonyms() -> None:
+    with pytest.raises(InputError, match=r"no backbone is supervised 'step'.*nearest: stepwise"):
+        antonym_tests.readout_requests("step", 3)
+    for count in (0, 65):
+        with pytest.raises(InputError, match=f"cannot take {count} of 64 sequences"):
+            antonym_tests.depth_requests(0, count)
+
+
+# ---- iterations ------------------------------------------------------------------------------------------------------
+
+
+def test_the_four_branches() -> None:
+    common = "F J:step F J:step F J:step F"
+    assert {name: str(program) for name, program in iteration_tests.branches().items()} == {
+        "J+F": common + " J:step F" * 4,
+        "F": "F J:step F J:step F J:step F5",
+        "J": common + " J:step" * 4,
+        "stop": common,
+    }
+    assert all(program.points[7] == "h4" for program in iteration_tests.branches().values())
+
+
+def test_all_branches_part_from_the_same_bits(at: At) -> None:
+    questions = [request.prompt for request in iteration_tests.requests(1)[:6]]
+    one, *others = iteration_tests.common_states(*at, questions).values()
+    assert len(others) == 3
+    assert all(torch.equal(one, other) for other in others)
+
+
+def test_every_branch_says_what_its_program_says(at: At) -> None:
+    model, tokenizer, step = at
+    found = iteration_tests.measure(*at, cases=1, batch=16)
+    requests = iteration_tests.requests(1)
+    assert {name: len(table) for name, table in found.items()} == dict.fromkeys(iteration_tests.branches(), 40)
+    tokens = torch.tensor([asked(tokenizer, requests[9].prompt)])
+    for name, program in iteration_tests.branches().items():
+        (alone,) = generate(model, tokens, program, new=12, maps={"step": step}).texts()
+        assert as_texts(found[name])[9].removesuffix(WENT_ON) == tokenizer.decode(alone)
+    assert len({as_texts(table)[9] for table in found.values()}) > 1

@@ -1,0 +1,193 @@
+"""Head selection: values, and the search on a model whose heads are planted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+
+from loopscope.errors import InputError
+from loopscope.execute import run
+from loopscope.lm import heads
+from loopscope.lm.heads import STEP, Heads, Selection, late_layers, select
+from loopscope.lm.letter_tests import discovery
+from loopscope.lm.placement import between
+from loopscope.program import Call, F, Program, Run
+from tests.planted_letters import CARRIERS, HEADS, LATE, LAYERS, PlantedWalker, Words, raising
+
+FOUND = Heads(tuple((LATE, head) for head in CARRIERS))
+
+
+@cache
+def selected() -> Selection:
+    at = discovery(Words(), "discovery")
+    found = select(PlantedWalker(), raising(), *at, confirmation=discovery(Words(), "confirmation"))
+    assert found is not None
+    return found
+
+
+# ---- heads as values -------------------------------------------------------------------------------------------------
+
+
+def test_heads_are_read_as_they_are_written() -> None:
+    some = Heads(((44, 1), (42, 10), (42, 2), (42, 2)))
+    assert str(some) == "42.2,10 44.1"
+    assert Heads.parse(" 44.1  42.10,2 ") == some
+    assert (len(some), some.by_layer) == (3, {42: (2, 10), 44: (1,)})
+    assert some - Heads.parse("42.2 9.9") == Heads.parse("42.10 44.1")
+    assert some.of_layer(42) == Heads.parse("42.2,10")
+    for text in ("", "42", "42.", "42.2;3", "x.1", "42.2 10", "42.-1", "42.2,,3"):
+        with pytest.raises(InputError, match=r"cannot read heads .* such as '42\.2,10 44\.1'"):
+            Heads.parse(text)
+
+
+def test_the_comparison_heads_of_the_paper() -> None:
+    """Layers are counted from 1 here and from 0 there: its L41 is layer 42."""
+    chosen = Heads.parse("42.2,10,12,15 44.1,6,11,13,15 48.0,2,3,4,7,13,15")
+    assert (len(chosen), str(chosen.comparison(16))) == (16, "42.0,1,3,4 44.0,2,3,4,5 48.1,5,6,8,9,10,11")
+    assert str(Heads.parse("1.0,1,2").comparison(4)) == "1.3"  # no more are left
+
+
+def test_late_layers_of_the_models_we_know() -> None:
+    assert late_layers(48) == tuple(range(33, 49))
+    assert late_layers(30) == tuple(range(21, 31))
+    assert (late_layers(30, 2), late_layers(30, 1)) == (tuple(range(16, 31)), tuple(range(1, 31)))
+    assert late_layers(2) == (2,)
+
+
+def test_several_heads_of_several_layers_are_patched_in_all_rows() -> None:
+    program = Heads.parse("5.1,3 6.0").patch(F**2, "pattern", Run(between("x", 2)), [2])
+    assert str(program) == "F F[layer[5].head[1,3].pattern<-(F J:x F); layer[6].head[0].pattern<-(F J:x F)]"
+    assert Program.parse(str(program)) == program
+
+
+def test_heads_that_a_model_has_not() -> None:
+    for text in ("7.0", "5.4", "0.0"):
+        with pytest.raises(InputError, match=r"does not exist: layers 1\.\.6, heads 0\.\.3"):
+            Heads.parse(text).check(PlantedWalker())
+
+
+# ---- the search ------------------------------------------------------------------------------------------------------
+
+
+def test_the_planted_heads_are_found() -> None:
+    found = selected()
+    assert (found.heads, found.loops, found.passed) == (FOUND, (4,), True)
+    assert (found.pairs, found.unsteered, found.steered) == (8, 0, 8)
+    assert found.late == (LAYERS - 1, LAYERS)
+    steps = Counter(each.step for each in found.tried)
+    assert steps == {
+        "late layers": 1, "groups, 1 together": 2, "heads left out": 1 + HEADS, "leading heads": HEADS, "loops": 2,
+        "confirmation": HEADS - 1,
+    }  # fmt: skip
+    loops = {each.loops: (each.rescued, each.damaged) for each in found.tried if each.step == "loops"}
+    assert loops == {(4,): (8, 0), (2, 3): (0, 0)}  # without the hops of loops 2 and 3, a steered run is lost
+    (confirmed, *_) = (each for each in found.tried if each.step == "confirmation")
+    assert (confirmed.heads, confirmed.rescued, confirmed.damaged) == (str(FOUND), 64, 0)
+
+
+def test_every_scope_that_was_tried_has_its_true_counts() -> None:
+    """Each is run again alone."""
+    model, (tokens, answers) = PlantedWalker(), discovery(Words(), "discovery")
+    plain, steered = F**4, between(STEP, 4)
+    for each in (each for each in selected().tried if each.step != "confirmation"):
+        scope = Heads.parse(each.heads)
+        for onto, source, right, likely in (
+            (plain, steered, each.rescued, each.rescue),
+            (steered, plain, each.damaged, each.damage),
+        ):
+            program = scope.patch(onto, "pattern", Run(source), each.loops)
+            logits = run(model, tokens, program, maps={STEP: raising()})[program].logits[:, 0]
+            assert int((logits.argmax(-1) == answers).sum()) == right
+            assert float(logits.softmax(-1).gather(1, answers[:, None]).mean()) == pytest.approx(likely)
+        assert each.passed == (each.rescued >= 8 * 0.9 and each.damaged <= 8 * 0.1)
+
+
+def test_many_programs_cost_far_fewer_forwards() -> None:
+    found = selected()
+    alone = sum(2 * (64 if each.step == "confirmation" else found.pairs) for each in found.tried)
+    assert 0 < found.forwards < 0.75 * alone
+
+
+# ---- the search, on large models of which only the truth is there ----------------------------------------------------
+
+PAPER = "42.2,10,12,15 44.1,6,11,13,15 48.0,2,3,4,7,13,15"
+FOUR_LAYERS = "41.0 42.3,5 44.1 48.0,2"
+EARLY = "3.0,4 20.7"
+MANY_LAYERS = " ".join(f"{layer}.{layer % 16}" for layer in (33, 34, 37, 38, 41, 42, 45, 46))
+
+
+class Scripted(heads._Bench):
+    """Rescue needs all of some heads at the last loop, damage any of them; probabilities grow with their number."""
+
+    needed = Heads(())
+
+    def _scores(self, programs: Sequence[Program]) -> list[tuple[int, float]]:
+        return [self.score(program) for program in programs]
+
+    def score(self, program: Program) -> tuple[int, float]:
+        steered = program.skeleton != F**4
+        last = program.steps[-1]
+        assert isinstance(last, Call)
+        patched = {(patch.site.layer, head) for patch in last.patches for head in patch.site.heads or ()}
+        share = len(patched & set(self.needed)) / len(self.needed)
+        if steered:
+            return 8 if share == 0 else 0, 1 - share
+        return 8 if share == 1 else 0, share
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, needed: str) -> Selection:
+    monkeypatch.setattr(Scripted, "needed", Heads.parse(needed))
+    monkeypatch.setattr(heads, "_Bench", Scripted)
+    model = PlantedWalker()
+    model.layers, model.heads = (model.layers[0],) * 48, 16  # type: ignore[misc]
+    found = select(model, raising(), torch.zeros((8, 3), dtype=torch.long), torch.zeros(8, dtype=torch.long))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("needed", "late", "steps"),
+    [
+        (PAPER, 16, {"late layers": 1, "groups, 1 together": 4, "groups, 2 together": 6, "triples of layers": 56,
+                     "heads left out": 49, "leading heads": 48}),
+        (FOUR_LAYERS, 16, {"late layers": 1, "groups, 1 together": 4, "groups, 2 together": 6, "triples of layers": 56,
+                           "layers left out": 9, "leading layers": 4, "heads left out": 65, "leading heads": 64}),
+        (EARLY, 48, {"late layers": 3, "groups, 1 together": 4, "groups, 2 together": 6, "layers left out": 25,
+                     "triples of layers": 120, "heads left out": 49, "leading heads": 48}),
+    ],
+)  # fmt: skip
+def test_the_search_of_the_paper(
+    monkeypatch: pytest.MonkeyPatch, needed: str, late: int, steps: dict[str, int]
+) -> None:
+    """48 layers of 16 heads: what is needed is found, whatever else is there, by so many scopes."""
+    found = scripted(monkeypatch, needed)
+    assert (str(found.heads), found.loops, found.passed, len(found.late)) == (needed, (4,), True, late)
+    assert Counter(each.step for each in found.tried) == {**steps, "loops": 2}
+
+
+def test_a_search_that_narrows_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All four groups are needed, so no step before the heads passes with fewer; the heads are found all the same."""
+    found = scripted(monkeypatch, MANY_LAYERS)
+    assert (str(found.heads), found.passed) == (MANY_LAYERS, False)
+
+
+def test_a_map_that_brings_nothing_leaves_nothing_to_find() -> None:
+    assert select(PlantedWalker(), raising(0.0), *discovery(Words(), "discovery")) is None
+    with pytest.raises(InputError, match=r"with 1 loops there is none \(nearest: 2\)"):
+        select(PlantedWalker(), raising(), *discovery(Words(), "discovery"), loops=1)
+
+
+def test_nothing_is_chosen_on_pairs_that_are_tested_on() -> None:
+    for name in ("steering", "pattern-vs-output", "restoration"):
+        with pytest.raises(InputError, match=f"heads are not chosen on '{name}'"):
+            discovery(Words(), name)
+
+
+def test_a_selection_comes_back_from_json() -> None:
+    found = selected()
+    assert Selection.from_dict(json.loads(json.dumps(found.to_dict()))) == found

@@ -1,0 +1,370 @@
+"""Records of language models: kept, found again, read as tables, judged; from planted answers, so that all is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopscope.errors import DamagedError, InputError
+from loopscope.experiments.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
+from loopscope.experiments.evidence import Evidence, in_short
+from loopscope.experiments.language import (
+    LANGUAGE,
+    LanguageSubject,
+    measure_antonyms,
+    measure_iterations,
+    measure_letters,
+    scale_of,
+    selection_of,
+)
+from loopscope.experiments.language_tables import PAPER_LONG, tables
+from loopscope.experiments.records import Facts, Record, records
+from loopscope.lm import antonym_tests, iteration_tests
+from loopscope.lm.asking import as_bytes
+from loopscope.lm.heads import Heads
+from loopscope.lm.letter_pairs import pairs
+from loopscope.lm.letters import NAMES
+from loopscope.store import Store
+from tests.planted_letters import PlantedWalker, Words, raising
+
+KEY = "0" * 64
+ABOUT = {"model": {"type": "llama", "layers": 30, "heads": 9, "width": 576, "parameters": 134_515_008}}
+LOST = torch.tensor(255, dtype=torch.uint8)
+
+
+def record(experiment: str, predictions: dict[str, dict[str, Tensor]], settings: dict[str, object]) -> Record:
+    facts = Facts("smollm2-135m", KEY, 4, 8, 0, 9, {"J": 1})
+    return Record(experiment, facts, predictions, settings, {}, dict(ABOUT), raw=True)
+
+
+def verdicts(*found: Record) -> dict[str, Verdict]:
+    return {each.claim.id: each for each in decide(Evidence(found)) if each.claim.experiment in LANGUAGE}
+
+
+# ---- letters ---------------------------------------------------------------------------------------------------------
+
+
+def letters(test: str, counts: Mapping[str, int | Mapping[str, int]]) -> Record:
+    """So many B (or D, E) in the first pairs of each condition, nobody in the others."""
+    found = {}
+    for name, wanted in counts.items():
+        answers = LOST.repeat(256)
+        start = 0
+        for which, count in ({"B": wanted} if isinstance(wanted, int) else wanted).items():
+            for place in range(start, start + count):
+                answers[place] = NAMES.index(getattr(pairs(test)[place], which))
+            start += count
+        found[name] = answers
+    settings: dict[str, object] = {"set": test, "pairs": 256, "heads": "5.1", "patched": [4], "late": [5]}
+    return record(
+        "letters", {test: found, f"{test}-whole": {name: each.clone() for name, each in found.items()}}, settings
+    )
+
+
+PAPER_STEERING = {
+    "unsteered": 0, "steered": 251, "rescue": 248, "damage": 0, "values": 0, "unrelated": 0, "wrong loop": 0,
+    "comparison": 0,
+}  # fmt: skip
+PAPER_CONTENT = {"base": {"B": 252}, "pattern": {"B": 37, "E": 182}, "output": {"B": 5, "D": 240, "E": 7}}
+PAPER_RESTORATION = {"clean": 251, "replaced": 2, "selected": 251, "comparison": 2, "all": 251}
+
+
+def test_the_papers_letters_hold() -> None:
+    found = verdicts(
+        letters("steering", PAPER_STEERING), letters("pattern-vs-output", PAPER_CONTENT),
+        letters("restoration", PAPER_RESTORATION),
+    )  # fmt: skip
+    assert {each: found[each].verdict for each in decided_by("letters")} == dict.fromkeys(decided_by("letters"), HOLDS)
+    assert {each: found[each].ours for each in decided_by("letters")} == {
+        "letter.steer": "0/256 -> 251/256",
+        "letter.rescue": "248/256 (steered 251/256)",
+        "letter.damage": "0/256 (steered 251/256)",
+        "letter.controls": "values 0/256, unrelated 0/256, wrong loop 0/256, comparison 0/256",
+        "letter.content": "71.1 / 93.8",
+        "letter.restore": "249/249 vs 0/249",
+    }
+    rescue = found["letter.rescue"]
+    assert rescue.estimate is not None
+    assert (round(rescue.estimate.low, 3), round(rescue.estimate.high, 3)) == (0.940, 0.984)
+    assert rescue.scale == "smollm2-135m (135M parameters) in place of Ouro-2.6B, 256 pairs"
+    assert rescue.command == "loopscope lm test letters FOLDER --map MAP"
+    assert (rescue.backbones, rescue.stored) == (("smollm2-135m",), 1)
+    assert {found[each].verdict for each in (*decided_by("antonyms"), *decided_by("iterations"))} == {NOT_RUN}
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim", "expected"),
+    [
+        ({"unsteered": 38}, "letter.steer", HOLDS),  # 14.8 %
+        ({"unsteered": 39}, "letter.steer", FAILS),
+        ({"steered": 205}, "letter.steer", HOLDS),  # 80.1 %
+        ({"steered": 204}, "letter.steer", FAILS),
+        ({"steered": 200, "rescue": 140}, "letter.rescue", HOLDS),  # exactly 70 % of it
+        ({"steered": 200, "rescue": 139}, "letter.rescue", FAILS),
+        ({"damage": 51}, "letter.damage", HOLDS),
+        ({"damage": 52}, "letter.damage", FAILS),
+        ({"wrong loop": 51}, "letter.controls", HOLDS),
+        ({"comparison": 52}, "letter.controls", FAILS),
+        ({"steered": 51}, "letter.rescue", NOT_RUN),  # nothing that could be rescued, damaged or controlled
+        ({"steered": 51}, "letter.damage", NOT_RUN),
+        ({"steered": 51}, "letter.controls", NOT_RUN),
+        ({"steered": 51}, "letter.steer", FAILS),
+    ],
+)
+def test_the_bounds_of_steering(changes: dict[str, int], claim: str, expected: str) -> None:
+    assert verdicts(letters("steering", PAPER_STEERING | changes))[claim].verdict == expected
+
+
+@pytest.mark.parametrize(("pattern", "output", "expected"), [(128, 180, HOLDS), (127, 180, FAILS), (128, 179, FAILS)])
+def test_the_bounds_of_content(pattern: int, output: int, expected: str) -> None:
+    found = letters("pattern-vs-output", {"pattern": {"E": pattern}, "output": {"D": output}})
+    assert verdicts(found)["letter.content"].verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("selected", "comparison", "expected"), [(202, 26, HOLDS), (201, 2, FAILS), (251, 27, FAILS), (251, 2, HOLDS)]
+)
+def test_only_broken_answers_can_be_repaired(selected: int, comparison: int, expected: str) -> None:
+    """249 are broken; the first two stayed right, and are not counted."""
+    found = letters("restoration", PAPER_RESTORATION | {"selected": selected, "comparison": comparison})
+    assert verdicts(found)["letter.restore"].verdict == expected
+    whole = letters("restoration", PAPER_RESTORATION | {"replaced": 251})
+    assert (verdicts(whole)["letter.restore"].verdict, verdicts(whole)["letter.restore"].ours) == (
+        NOT_RUN, "no answer was broken",
+    )  # fmt: skip
+
+
+def test_without_heads_only_steering_itself_is_judged() -> None:
+    found = verdicts(
+        letters("steering", {"unsteered": 0, "steered": 3}), letters("pattern-vs-output", {"base": 3}),
+        letters("restoration", {"clean": 3}),
+    )  # fmt: skip
+    assert found["letter.steer"].verdict == FAILS
+    others = [each for each in decided_by("letters") if each != "letter.steer"]
+    assert {(found[each].verdict, found[each].ours) for each in others} == {(NOT_RUN, "no heads were chosen")}
+
+
+def test_fresh_records_come_first_then_the_largest_model() -> None:
+    small = letters("steering", PAPER_STEERING | {"steered": 0})
+    large = replace(
+        letters("steering", PAPER_STEERING),
+        facts=replace(small.facts, name="ouro"),
+        notes={"model": {**ABOUT["model"], "parameters": 2_667_974_657}},
+    )
+    assert verdicts(small, large)["letter.steer"].verdict == HOLDS
+    assert verdicts(small, large)["letter.steer"].scale == "ouro (2.7B parameters), 256 pairs"
+    now = {each.claim.id: each for each in decide(Evidence([large], [small]))}["letter.steer"]
+    assert (now.verdict, now.fresh) == (FAILS, 1)
+    assert in_short(["smollm2-135m", "d8l6-3", "d8l6-4", "ouro"]) == "smollm2-135m; ouro; d8l6-3, 4"
+
+
+def test_tables_have_the_papers_numbers_beside() -> None:
+    first, gap = tables(letters("steering", PAPER_STEERING))
+    assert all(row.paper == row.estimate.value for row in first.rows)
+    assert "agree in 2,048 of 2,048 generations" in first.note
+    assert gap.rows[0].estimate.value == pytest.approx(3 / 256)
+    assert gap.note == "Paired; right only when steered 3, only when patched 0, sign test p = 0.25."
+    rows = {row.name: row for row in tables(letters("pattern-vs-output", PAPER_CONTENT))[0].rows}
+    assert all(row.paper == row.estimate.value for row in rows.values())
+    assert rows["output: D"].estimate.value == 240 / 256
+    right, mended = tables(letters("restoration", PAPER_RESTORATION))
+    assert [row.paper for row in right.rows] == [row.estimate.value for row in right.rows]
+    assert [(row.name, row.estimate.value, row.n) for row in mended.rows] == [
+        ("selected", 1.0, 249), ("comparison", 0.0, 249), ("all", 1.0, 249),
+    ]  # fmt: skip
+
+
+# ---- antonyms --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def antonyms(form: str, deep: int, loop: int, sequences: int = 64) -> Record:
+    """The first `deep` requests at depths 5 to 8 are right with J, and the first `loop` readouts of every loop."""
+    requests = antonym_tests.depth_requests(0, sequences)
+    long = [number for number, request in enumerate(requests) if request.k > 4][:deep]
+    said = [request.answer if number in long else "hot" for number, request in enumerate(requests)]
+    depths = {
+        antonym_tests.depth_name(template, steered): as_bytes(said if steered else ["..."] * len(said))
+        for template in antonym_tests.TEMPLATES
+        for steered in (False, True)
+    }
+    readouts = {}
+    for way in antonym_tests.WAYS:
+        for t in range(1, 5):
+            mine = antonym_tests.readout_requests(form, sequences)
+            right = [f"{each.stages[t - 1] if form == 'stepwise' else each.answer}. And so on" for each in mine]
+            readouts[antonym_tests.readout_name(way, t)] = as_bytes(
+                [*right[:loop], *["far near"] * (len(right) - loop)]
+            )
+    made = record("antonyms", {"depths": depths, "readouts": readouts}, {"supervision": form, "sequences": sequences})
+    return replace(made, facts=replace(made.facts, name=form))
+
+
+@pytest.mark.parametrize(
+    ("final", "stepwise", "native", "steer"),
+    [
+        ((251, 255), (20, 64), HOLDS, HOLDS),
+        ((180, 231), (76, 58), HOLDS, HOLDS),  # 70.3, 90.2; 29.7, 90.6 %
+        ((179, 230), (20, 64), FAILS, FAILS),
+        ((251, 255), (77, 57), FAILS, FAILS),
+        (None, (20, 64), NOT_RUN, NOT_RUN),
+        ((251, 255), None, NOT_RUN, NOT_RUN),
+        (None, (77, 57), FAILS, FAILS),  # whatever the other does
+    ],
+)
+def test_antonyms(final: tuple[int, int] | None, stepwise: tuple[int, int] | None, native: str, steer: str) -> None:
+    both = {"final-only": final, "stepwise": stepwise}
+    found = verdicts(*(antonyms(form, *counts) for form, counts in both.items() if counts))
+    assert (found["antonym.native"].verdict, found["antonym.steer"].verdict) == (native, steer)
+    if final == (251, 255) and stepwise == (20, 64):
+        assert found["antonym.native"].ours == "stepwise 64/64 in the worst loop; final-only 255/256 at loop 3"
+        assert found["antonym.steer"].ours == "98.0 vs 7.8"
+        assert found["antonym.steer"].backbones == ("final-only", "stepwise")
+
+
+def test_two_backbones_may_have_one_name() -> None:
+    both = [antonyms("final-only", 251, 255), antonyms("stepwise", 20, 64)]
+    alike = [replace(each, facts=replace(each.facts, name="model", key=each.facts.name)) for each in both]
+    assert verdicts(*alike)["antonym.steer"].verdict == HOLDS
+
+
+def test_tables_of_antonyms() -> None:
+    depths, truncated, chosen = tables(antonyms("stepwise", 20, 64))
+    rows = {row.name: row for row in depths.rows}
+    assert [rows[f"template 0, J, k = {k}"].estimate.value for k in (4, 5, 6)] == [0, 20 / 64, 0]
+    assert rows["template 0, no map, k = 4"].paper == 1
+    cells = {row.name: row.estimate.value for row in truncated.rows}
+    assert [[cells[f"loop {t}: deletion {k}"] for k in range(1, 5)] for t in range(1, 5)] == torch.eye(4).tolist()
+    assert [row.estimate for row in chosen.rows] == [row.estimate for row in truncated.rows]
+
+
+# ---- iterations ------------------------------------------------------------------------------------------------------
+
+
+def iterations(right: Mapping[str, Callable[[int], bool]]) -> Record:
+    """In each branch, the long requests with these numbers are right, and all short ones."""
+    requests = iteration_tests.requests()
+    long = [number for number, request in enumerate(requests) if request.k > 4]
+    found = {}
+    for branch, kept in right.items():
+        wrong = {number for place, number in enumerate(long) if not kept(place)}
+        found[branch] = as_bytes(["0x" if n in wrong else f" {each.answer}\n" for n, each in enumerate(requests)])
+    return record("iterations", {"iterations": found}, {"cases": 32})
+
+
+def first(count: int) -> Callable[[int], bool]:
+    return lambda place: place < count
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((574, 183, 200, 164), HOLDS),
+        ((400, 208, 200, 164), HOLDS),  # exactly 30 points
+        ((400, 209, 200, 164), FAILS),
+        ((574, 183, 574, 164), FAILS),
+        ((574, 183, 200, 574), FAILS),
+    ],
+)
+def test_iterations(counts: tuple[int, int, int, int], expected: str) -> None:
+    found = iterations(dict(zip(("J+F", "F", "J", "stop"), map(first, counts), strict=True)))
+    verdict = verdicts(found)["iterate.continue"]
+    assert verdict.verdict == expected
+    if counts == (574, 183, 200, 164):
+        assert verdict.ours == "89.7 vs 28.6 (F only), 31.2 (J only), 25.6 (stop)"
+        assert verdict.n == 640
+        assert verdict.scale == "smollm2-135m (135M parameters) in place of Qwen3-8B, 1,280 requests"
+        assert verdict.estimate is not None
+        assert verdict.estimate.low < 391 / 640 < verdict.estimate.high
+
+
+def test_tables_of_iterations() -> None:
+    whole, parsed, zero = tables(iterations(dict.fromkeys(("J+F", "F", "J", "stop"), first(128))))
+    rows = {row.name: row for row in whole.rows}
+    assert (rows["successor, long: F"].estimate.value, rows["weekday, long: F"].estimate.value) == (1.0, 0.0)
+    assert rows["all short: J"].estimate.value == 1.0
+    assert rows["all long: J+F"].paper == pytest.approx(0.8969, abs=1e-4)
+    assert {sum(counts) for counts in PAPER_LONG.values()} == {574, 183, 200, 164}
+    assert len(parsed.rows) == len(whole.rows) == 4 * 7
+    assert {row.name: round(row.estimate.value * row.n) for row in zero.rows}["weekday: repeats start"] == 32
+
+
+# ---- measured, kept and found again ----------------------------------------------------------------------------------
+
+
+def subject(by: float = 1.0, name: str = "planted") -> LanguageSubject:
+    return LanguageSubject(name, KEY, "planted", PlantedWalker(), Words(), raising(by), f"{int(by):064d}")
+
+
+def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = measure_letters(subject(), store, count=20)
+    heads, *rest = made
+    found = selection_of(heads)
+    assert found is not None
+    assert str(found.heads) == "5.1,3"
+    assert [each.settings["set"] for each in rest] == ["steering", "pattern-vs-output", "restoration"]
+    assert {str(each.settings["heads"]) for each in rest} == {"5.1,3"}
+    stored = records(store)
+    found_again = {each.claim.id: each for each in decide(Evidence(stored))}
+    assert {found_again[each].verdict for each in decided_by("letters")} == {HOLDS}
+    assert found_again["letter.steer"].ours == "0/20 -> 20/20"
+    assert found_again["letter.restore"].scale == "planted (559 parameters) in place of Ouro-2.6B, 20 of 256 pairs"
+    assert tables(made[0])[0].title == "Letters, heads: discovery"
+
+    class Broken(PlantedWalker):
+        def embed(self, tokens: Tensor) -> Tensor:
+            raise AssertionError("measured again")
+
+    again = measure_letters(replace(subject(), model=Broken()), store, count=20)
+    assert [each.settings for each in again] == [each.settings for each in made]
+    for one, other in zip(again, made, strict=True):
+        for where, answers in other.predictions.items():
+            assert {n: t.tolist() for n, t in one.predictions[where].items()} == {
+                n: t.tolist() for n, t in answers.items()
+            }
+    with pytest.raises(AssertionError, match="measured again"):  # another map is another subject
+        measure_letters(replace(subject(), model=Broken(), map_key="f" * 64), store, count=20)
+
+
+def test_a_map_that_does_nothing_is_recorded_too(tmp_path: Path) -> None:
+    made = measure_letters(subject(0.0), Store(tmp_path), tests=("steering",), count=6)
+    assert selection_of(made[0]) is None
+    assert set(made[1].predictions["steering"]) == {"unsteered", "steered"}
+    assert verdicts(*made)["letter.steer"].verdict == FAILS
+    assert tables(made[0])[0].rows == []
+    (given,) = measure_letters(subject(), Store(tmp_path), tests=("steering",), count=6, heads=Heads.parse("5.1"))
+    assert given.settings["heads"] == "5.1"
+
+
+def test_a_selection_that_is_none_is_damage() -> None:
+    made = record("letters", {"heads": {}}, {"set": "discovery"})
+    for notes in ({}, {"selection": 7}, {"selection": {"heads": "5.1"}}):
+        with pytest.raises(DamagedError, match="expected a selection of heads"):
+            selection_of(replace(made, notes=notes))
+
+
+def test_what_cannot_be_measured_is_refused_first(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for wrong in (
+        lambda: measure_letters(subject(), store, count=0),
+        lambda: measure_antonyms(subject(), store, "neither"),
+        lambda: measure_antonyms(subject(), store, "stepwise", sequences=65),
+        lambda: measure_iterations(subject(), store, cases=0),
+    ):
+        with pytest.raises(InputError):
+            wrong()
+    assert not (tmp_path / "store").exists()
+
+
+def test_every_claim_on_language_models_has_its_test() -> None:
+    assert {claim.experiment for claim in CLAIMS if claim.id.split(".")[0] in ("letter", "antonym", "iterate")} == set(
+        LANGUAGE
+    )
+    assert scale_of(antonyms("stepwise", 20, 64)).endswith("in place of Ouro-2.6B, 64 sequences")

@@ -1,0 +1,125 @@
+"""`loopscope lm test`: records from the command line that `claims` judges; one line and nothing left where it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopscope.experiments.records import records
+from loopscope.store import Store
+from tests.test_cli import loopscope
+from tests.test_zoo import everything_under
+from tests.worded import worded_folder, worded_map
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    worded_folder(folder / "worded")
+    worded_folder(folder / "mute", template=False)
+    worded_map(folder / "map")
+    worded_map(folder / "wide", width=17)
+    return folder
+
+
+@pytest.fixture
+def command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: Path
+) -> Command:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str, model: str = "worded", step: str = "map") -> tuple[int, str, str]:
+        task, *rest = arguments
+        return loopscope(capsys, "lm", "test", task, str(models / model), "--map", str(models / step), *rest)
+
+    return call
+
+
+def as_json(printed: tuple[int, str, str]) -> list[dict[str, Any]]:
+    code, out, err = printed
+    assert (code, err) == (0, "")
+    return json.loads(out)["records"]
+
+
+def test_letters_are_recorded_and_judged(capsys: pytest.CaptureFixture[str], command: Command, tmp_path: Path) -> None:
+    tests = ("--test", "steering", "--test", "restoration")
+    asked = ("letters", *tests, "--pairs", "2", "--heads", "3.1 4.0,2", "--batch", "2")
+    made = as_json(command(*asked, "--json"))
+    assert [each["settings"]["set"] for each in made] == ["steering", "restoration"]
+    assert {each["scale"] for each in made} == {"worded (9,520 parameters) in place of Ouro-2.6B, 2 of 256 pairs"}
+    steering = {row["name"]: row for row in made[0]["tables"][0]["rows"]}
+    assert steering["self-output"]["estimate"] == steering["unsteered"]["estimate"]
+    assert max(value for each in made for value in each["notes"]["errors"].values()) < 1e-3
+    before = everything_under(tmp_path / "store")
+    code, out, _ = command(*asked)  # found, not measured
+    assert (code, everything_under(tmp_path / "store")) == (0, before)
+    for words in ("Letters, steering: right answers", "Letters, restoration", "First token and whole name agree"):
+        assert words in out
+    code, out, _ = loopscope(capsys, "claims", "--store", "store", "--results", "store", "--json")
+    (steer,) = (each for each in json.loads(out)["claims"] if each["id"] == "letter.steer")
+    assert (code, steer["verdict"], steer["backbones"], steer["n"]) == (0, "does not hold", ["worded"], 2)
+    assert steer["command"] == "loopscope lm test letters FOLDER --map MAP"
+
+
+def test_heads_are_searched_for_where_none_are_given(command: Command) -> None:
+    made = as_json(command("letters", "--pairs", "2", "--test", "steering", "--name", "mine", "--json"))
+    assert [each["settings"]["set"] for each in made] == ["discovery", "steering"]
+    assert {each["model"] for each in made} == {"mine"}
+
+
+def test_antonyms_and_iterations_are_recorded(command: Command, tmp_path: Path) -> None:
+    (made,) = as_json(command("antonyms", "--supervision", "stepwise", "--sequences", "1", "--json"))
+    assert len(made["tables"]) == 3
+    (made,) = as_json(command("iterations", "--cases", "1", "--json"))
+    assert made["notes"]["same_h4"] is True
+    code, out, _ = command("iterations", "--cases", "1")
+    assert code == 0
+    assert "h4 of the four branches is the same, bit by bit." in out
+    assert [each.experiment for each in records(Store(tmp_path / "store"))] == ["antonyms", "iterations"]
+
+
+def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
+        (("letters", "--pairs", "257"), {}, "cannot take 257 of 256 pairs of 'steering' (nearest: 256)"),
+        (("letters", "--pairs", "0"), {}, "(nearest: 1)"),
+        (("letters", "--test", "steer"), {}, "no test 'steer'; there are steering, pattern-vs-output, restoration"),
+        (("letters", "--heads", "five"), {}, "cannot read heads 'five'"),
+        (("letters", "--heads", "5.0"), {}, "layers 1..4, heads 0..3"),
+        (("letters", "--batch", "0"), {}, "--batch must be at least 1, not 0 (nearest: 1)"),
+        (("letters", "--boundary", "nrom"), {}, "no boundary 'nrom'; there are none, norm (nearest: norm)"),
+        (("letters", "--loops", "0"), {}, "loops must be at least 1, not 0"),
+        (("letters", "--store", "file"), {}, "file is no folder"),
+        (("letters",), {"step": "nowhere"}, "nowhere is no saved map"),
+        (("letters",), {"step": "wide"}, "is a map of width 17, but the states of"),
+        (("letters",), {"model": "nowhere"}, "nowhere is no checkpoint: there is no such folder"),
+        (("letters",), {"model": "mute"}, "mute has no chat template"),
+        (("antonyms",), {}, "--supervision"),
+        (("antonyms", "--supervision", "final"), {}, "(nearest: final-only)"),
+        (("antonyms", "--supervision", "stepwise", "--sequences", "65"), {}, "cannot take 65 of 64 sequences"),
+        (("iterations", "--cases", "0"), {}, "a bank of 0 cases"),
+        (("iterations", "--device", "tpu"), {}, "tpu"),
+        (("words",), {}, "words"),
+    ]
+    for arguments, where, expected in cases:
+        code, out, err = command(*arguments, **where)
+        assert (code, out, err.count("\n")) == (2, "", 1), (arguments, err)
+        assert expected in err, (arguments, err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_damaged_map_is_damage(command: Command, tmp_path: Path, models: Path) -> None:
+    broken = worded_map(models / "broken") / "adapter_model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-8])
+    code, _, err = command("iterations", step="broken")
+    assert (code, err.count("\n")) == (3, 1)
+    assert not (tmp_path / "store").exists()
