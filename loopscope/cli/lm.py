@@ -58,7 +58,7 @@ def lm_readouts(
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every loop and row.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read texts after every loop: the likeliest next tokens; with --out, logits [loops, batch, tokens, vocabulary]."""
+    """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
     from loopscope.lm.decoding import pad_left
     from loopscope.lm.folders import load, read_config
