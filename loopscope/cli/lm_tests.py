@@ -157,8 +157,8 @@ def _show(made: list[Record], as_json: bool) -> None:
         return print_json({"records": [_as_json(record) for record in made]})
     for record in made:
         for table in tables(record):
-            rows = ((row.name, *_numbers(row)) for row in table.rows)
-            print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
+            if rows := [(row.name, *_numbers(row)) for row in table.rows]:
+                print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
             if table.note:
                 print(table.note)
 
