@@ -82,6 +82,29 @@ def spinner() -> Iterator[Callable[[str], None]]:
         yield lambda name: progress.update(task, description=name)
 
 
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, str, int, int, str], None]]:
+    """Shows, on a terminal, how far jobs are; gives the function to tell it: job, description, done, of, more."""
+    from rich import progress as rich
+
+    columns = (
+        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[told]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    quiet = not console.is_terminal  # where the bars could not be wiped away again
+    with rich.Progress(*columns, console=console, transient=True, speed_estimate_period=120, disable=quiet) as bars:
+        tasks: dict[str, rich.TaskID] = {}
+
+        def show(job: str, description: str, done: int, total: int, told: str) -> None:
+            if job not in tasks:
+                tasks[job] = bars.add_task(job, total=total, told="")
+            bars.update(tasks[job], completed=done, told=told, description=description)
+
+        yield show
+
+
 @app.callback(invoke_without_command=True)
 def _root(version: Version = False) -> None:
     """Read, steer and patch looped transformers."""

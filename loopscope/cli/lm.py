@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,13 @@ lm_app = typer.Typer(no_args_is_help=True, help="Looped language models: Ouro, a
 app.add_typer(lm_app, name="lm")
 
 SOURCES = ("smollm2-135m",)
+
+Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
+
+
+def quiet_transformers() -> None:
+    """Before it is imported: what matters of a config is checked here, in one line."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 @lm_app.command("get")
@@ -50,19 +57,17 @@ def lm_readouts(
     ids: Annotated[str | None, typer.Option(help='Tokens to read, such as "[[1, 7, 3]]".')] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each text into the chat template, as a question.")] = False,
     loops: Annotated[int | None, typer.Option(help="Calls of the stack; default: the model's, or 4.")] = None,
-    boundary: Annotated[
-        str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none (default) or norm.")
-    ] = None,
+    boundary: Ending = None,
     top: Annotated[int, typer.Option(help="How many tokens to show for each loop.")] = 5,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every loop and row.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
+    quiet_transformers()
     from loopscope.lm.decoding import pad_left
     from loopscope.lm.folders import load, read_config
-    from loopscope.lm.passes import Boundary
+    from loopscope.lm.passes import boundary_named
     from loopscope.lm.readouts import readouts, write_readouts
     from loopscope.training.jobs import pick_device
 
@@ -70,9 +75,7 @@ def lm_readouts(
         raise InputError("give either --text or --ids")
     if chat and text is None:
         raise InputError("--chat puts a text into the chat template; give --text")
-    if boundary not in (None, *get_args(Boundary)):
-        there = get_args(Boundary)
-        raise InputError(f"no boundary {boundary!r}; there are {', '.join(there)}{nearest(str(boundary), there)}")
+    kind = None if boundary is None else boundary_named(boundary)
     if top < 1:
         raise InputError(f"--top must be at least 1, not {top} (nearest: 1)")
     read_config(path)  # is it a model folder at all?
@@ -83,7 +86,6 @@ def lm_readouts(
     tokens, mask = pad_left(prompts)
     with spinner() as tell:
         tell("loading")
-        kind = cast("Boundary | None", boundary)
         model = load(path, loops=loops, boundary=kind, device=pick_device(device))
         tell("reading")
         found = readouts(model, tokens, mask=mask, last=out is None)

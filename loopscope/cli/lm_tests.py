@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loopscope.cli.app import AsJson, print_json, print_table, spinner
-from loopscope.cli.lm import lm_app
-from loopscope.cli.stores import StoreFolder
+from loopscope.cli.lm import Ending, lm_app, quiet_transformers
+from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device
 from loopscope.errors import InputError, nearest
 
@@ -31,7 +30,6 @@ Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safet
 MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J.")]
 Name = Annotated[str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")]
 Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: the model's, or 4.")]
-Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
 Batch = Annotated[int, typer.Option(help="Questions at a time.")]
 
 
@@ -130,22 +128,17 @@ def _at_work(
     folder: Path, step: Path, store: Path, name: str | None, loops: int | None, boundary: str | None, device: str
 ) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
+    quiet_transformers()
     from loopscope.experiments.language import load_language
-    from loopscope.lm.passes import Boundary
-    from loopscope.store import Store
+    from loopscope.lm.passes import boundary_named
     from loopscope.training.jobs import pick_device
 
-    if boundary not in (None, *get_args(Boundary)):
-        there = get_args(Boundary)
-        raise InputError(f"no boundary {boundary!r}; there are {', '.join(there)}{nearest(str(boundary), there)}")
-    if store.exists() and not store.is_dir():
-        raise InputError(f"{store} is no folder, so no records can be written there")
-    ending = cast("Boundary | None", boundary)
+    ending = None if boundary is None else boundary_named(boundary)
+    target = store_to_be(store)
     with spinner() as tell:
         tell("loading")
         subject = load_language(folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device))
-        yield subject, Store(store), tell
+        yield subject, target, tell
 
 
 def _show(made: list[Record], as_json: bool) -> None:

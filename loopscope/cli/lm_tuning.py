@@ -7,16 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from loopscope.cli.app import AsJson, print_json, print_table
-from loopscope.cli.lm import lm_app
-from loopscope.cli.stores import StoreFolder
+from loopscope.cli.app import AsJson, print_json, print_table, progress_bars
+from loopscope.cli.lm import Ending, lm_app, quiet_transformers
+from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
-from loopscope.errors import InputError, nearest
+from loopscope.errors import InputError
 
 if TYPE_CHECKING:
     from loopscope.lm.general_text import Source
@@ -56,7 +55,7 @@ def lm_finetune(
     updates: Updates = None,
     changes: Changes = None,
     text: Text = None,
-    boundary: Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")] = None,
+    boundary: Ending = None,
     device: Device = "auto",
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
@@ -64,17 +63,14 @@ def lm_finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
-    from loopscope.lm.passes import Boundary
+    from loopscope.lm.passes import boundary_named
     from loopscope.lm.tuning.jobs import finetune
 
-    if boundary not in (None, *get_args(Boundary)):
-        there = get_args(Boundary)
-        raise InputError(f"no boundary {boundary!r}; there are {', '.join(there)}{nearest(str(boundary), there)}")
+    kind = None if boundary is None else boundary_named(boundary)
     if not out.absolute().parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
     asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
-        kind = cast("Boundary | None", boundary)
         done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)
     _show(chosen, done, as_json)
 
@@ -113,42 +109,29 @@ def _job(
     save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
     """What a job is made from, checked before anything is written, with a progress bar for as long as it runs."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of a config is checked here, in one line
+    quiet_transformers()
     from loopscope.lm.general_text import read
     from loopscope.lm.tuning.jobs import Settings
     from loopscope.lm.tuning.recipes import recipe
-    from loopscope.store import Store
     from loopscope.training.jobs import pick_device
 
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is no folder, so no store")
+    store = store_to_be(folder)
     shorter = [] if updates is None else [f"updates={updates}"]
     chosen = recipe(name, [*(changes or ()), *shorter])
     sources = None if text is None else [read(text)]
     with _bar() as (watch, tell):
-        yield chosen, sources, Store(folder), Settings(pick_device(device), save_every, compiled, watch, tell)
+        yield chosen, sources, store, Settings(pick_device(device), save_every, compiled, watch, tell)
 
 
 @contextmanager
 def _bar() -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]:
     """A progress bar on a terminal, and a function that says a line on standard error."""
-    from rich import progress as rich
-
-    columns = (
-        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(),
-        rich.TextColumn("{task.fields[told]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
-        rich.TimeRemainingColumn(),
-    )  # fmt: skip
-    console = Console(stderr=True)
-    with rich.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
+    with progress_bars() as show:
 
         def watch(now: Progress) -> None:
-            if now.job not in tasks:
-                tasks[now.job] = bar.add_task(now.job, total=now.updates, told="")
             loss = "-" if now.loss is None else f"{now.loss:.4f}"
             told = f"loss {loss}  right {now.accuracy:.0%}  {now.tokens_per_second:,.0f} tokens/s"
-            bar.update(tasks[now.job], completed=now.update, told=told)
+            show(now.job, now.job, now.update, now.updates, told)
 
         yield watch, lambda line: print(line, file=sys.stderr)
 

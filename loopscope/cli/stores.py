@@ -101,6 +101,15 @@ def zoo_add(
     _show_entries(add(Store(zoo_folder(zoo)), open_store(store), names), as_json)
 
 
+def store_to_be(folder: Path) -> Store:
+    """The store that a command writes to, there or not yet; InputError where a file stands in its place."""
+    from loopscope.store import Store
+
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is no folder, so no store")
+    return Store(folder)
+
+
 def open_store(folder: Path) -> Store:
     """The store in a folder that is there; InputError if it is not."""
     from loopscope.store import Store

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
-from loopscope.cli.stores import StoreFolder, open_store
+from loopscope.cli.app import AsJson, app, print_json, print_table, progress_bars, spinner
+from loopscope.cli.stores import StoreFolder, open_store, store_to_be
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -160,12 +159,9 @@ def _backbone(store: Store, name: str) -> Artefact:
 @contextmanager
 def job(device: str, folder: Path, save_every: float) -> Iterator[tuple[Store, Settings, float]]:
     """The store and the settings of a job, with a progress bar; everything is checked before anything is written."""
-    from loopscope.store import Store
     from loopscope.training.jobs import Settings, pick_device, refuse_unreadable
 
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is no folder, so no store")
-    store = Store(folder)
+    store = store_to_be(folder)
     refuse_unreadable(store)
     chosen = pick_device(device)
     with _bar() as watch:
@@ -174,24 +170,12 @@ def job(device: str, folder: Path, save_every: float) -> Iterator[tuple[Store, S
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Progress], None]]:
-    from rich import progress as rich
-
-    columns = (
-        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(),
-        rich.TextColumn("{task.fields[told]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
-        rich.TimeRemainingColumn(),
-    )  # fmt: skip
-    console = Console(stderr=True)
-    quiet = not console.is_terminal  # where the bar could not be wiped away again
-    with rich.Progress(*columns, console=console, transient=True, speed_estimate_period=120, disable=quiet) as bar:
-        tasks: dict[str, Any] = {}
+    with progress_bars() as show:
 
         def watch(now: Progress) -> None:
-            if now.job not in tasks:
-                tasks[now.job] = bar.add_task(now.job, total=now.total, told="")
             mean = sum(now.losses) / max(1, len(now.losses))
             told = f"loss {mean:.4f}  score {_spread(now.scores)}  {now.per_second:.1f} updates/s"
-            bar.update(tasks[now.job], completed=now.done, told=told, description=f"{now.job} ({now.stage})")
+            show(now.job, f"{now.job} ({now.stage})", now.done, now.total, told)
 
         yield watch
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError, nearest
 from loopscope.lm.antonyms import HELD_OUT_TEMPLATE, LONGEST, QUESTIONS, TRAINED, Request, Words, panel
-from loopscope.lm.asking import Speaks, Tell, as_bytes, replies, under
+from loopscope.lm.asking import Speaks, Tell, replies_of_runs
 from loopscope.lm.passes import LanguageModel
 from loopscope.lm.placement import after_each
 from loopscope.program import F
@@ -93,16 +93,14 @@ def measure_depths(
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
     """Replies to `depth_requests`, by `depth_name`, as `asking.as_bytes` writes them."""
     maps: Mapping[str, TokenMap] = {STEP: step}
-    found = {}
+    found: dict[str, Tensor] = {}
     for template in TEMPLATES:
         questions = [request.prompt for request in depth_requests(template, sequences)]
-        for steered in (False, True):
-            name = depth_name(template, steered)
-            program = after_each(STEP, model.loops) if steered else F**model.loops
-            said = replies(
-                model, tokenizer, questions, program, new=NEW, maps=maps, batch=batch, tell=under(name, tell)
-            )
-            found[name] = as_bytes(said)
+        runs = {
+            depth_name(template, steered): (after_each(STEP, model.loops) if steered else F**model.loops, "last")
+            for steered in (False, True)
+        }
+        found |= replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps=maps, batch=batch, tell=tell)
     return found
 
 
@@ -118,16 +116,12 @@ def measure_readouts(
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
     """Replies to `readout_requests` after every loop in both ways, by `readout_name`."""
     questions = [request.prompt for request in readout_requests(form, sequences)]
-    found = {}
-    for way in WAYS:
-        for loop in range(1, model.loops + 1):
-            name = readout_name(way, loop)
-            program, read = (F**loop, "last") if way == "truncated" else (F**model.loops, f"h{loop}")
-            said = replies(
-                model, tokenizer, questions, program, new=NEW, read=read, batch=batch, tell=under(name, tell)
-            )
-            found[name] = as_bytes(said)
-    return found
+    runs = {
+        readout_name(way, loop): (F**loop, "last") if way == "truncated" else (F**model.loops, f"h{loop}")
+        for way in WAYS
+        for loop in range(1, model.loops + 1)
+    }
+    return replies_of_runs(model, tokenizer, questions, runs, new=NEW, batch=batch, tell=tell)
 
 
 def readout_name(way: str, loop: int) -> str:

@@ -83,9 +83,40 @@ def replies(
     Questions of similar length share a batch, padded on the left.  `program`, `new`, `maps` and `read` are as for
     `decoding.generate`.  InputError for an empty batch, and as `generate`.
     """
+    prompts = {question: asked(tokenizer, question) for question in questions}
+    said = _said(model, tokenizer, prompts, program, new, maps, read, batch, tell)
+    return [said[question] for question in questions]
+
+
+def replies_of_runs(
+    model: LanguageModel,
+    tokenizer: Speaks,
+    questions: Sequence[str],
+    runs: Mapping[str, tuple[Program, str]],
+    *,
+    new: int,
+    maps: Mapping[str, TokenMap] | None = None,
+    batch: int = 32,
+    tell: Tell = lambda _: None,
+) -> dict[str, UInt8[Tensor, "questions _"]]:
+    """What is said to the same questions in several runs, each a program and the point that is read, as `as_bytes`.
+
+    As `replies` run by run, but every question becomes tokens once.
+    """
+    prompts = {question: asked(tokenizer, question) for question in questions}
+    found = {}
+    for name, (program, read) in runs.items():
+        said = _said(model, tokenizer, prompts, program, new, maps, read, batch, under(name, tell))
+        found[name] = as_bytes([said[question] for question in questions])
+    return found
+
+
+def _said(
+    model: LanguageModel, tokenizer: Speaks, prompts: Mapping[str, Sequence[int]], program: Program, new: int,
+    maps: Mapping[str, TokenMap] | None, read: str, batch: int, tell: Tell,
+) -> dict[str, str]:  # fmt: skip
     if batch < 1:
         raise InputError(f"a batch has at least 1 question, not {batch} (nearest: 1)")
-    prompts = {question: asked(tokenizer, question) for question in questions}
     order = sorted(prompts, key=lambda question: len(prompts[question]))
     said: dict[str, str] = {}
     for start in range(0, len(order), batch):
@@ -95,7 +126,7 @@ def replies(
         found = generate(model, tokens, program, new=new, maps=maps, mask=mask, read=read)
         for question, text in zip(mine, found.texts(), strict=True):
             said[question] = as_reply(tokenizer, text, new)
-    return [said[question] for question in questions]
+    return said
 
 
 def as_reply(tokenizer: Speaks, tokens: Sequence[int], new: int) -> str:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from loopscope.lm.asking import Speaks, Tell, as_bytes, asked, replies, under
+from loopscope.lm.asking import Speaks, Tell, asked, replies_of_runs
 from loopscope.lm.decoding import pad_left
 from loopscope.lm.iterations import LONGEST, TRAINED, Request, bank
 from loopscope.lm.passes import LanguageModel, states
@@ -76,10 +76,5 @@ def measure(
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
     """Replies to all `requests` in every branch, as `asking.as_bytes` writes them."""
     questions = [request.prompt for request in requests(cases)]
-    found = {}
-    for name, program in branches().items():
-        said = replies(
-            model, tokenizer, questions, program, new=NEW, maps={STEP: step}, batch=batch, tell=under(name, tell)
-        )
-        found[name] = as_bytes(said)
-    return found
+    runs = {name: (program, "last") for name, program in branches().items()}
+    return replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps={STEP: step}, batch=batch, tell=tell)

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.nn.functional as nnf
@@ -29,6 +29,15 @@ from loopscope.protocol import LoopedLayer, LoopedModel, TokenMap
 
 Boundary = Literal["none", "norm"]
 """What ends a call of F: nothing, or the model's final norm, which then is no part of the readout."""
+
+
+def boundary_named(name: str) -> Boundary:
+    """What ends a call, by its name; InputError where there is nothing of that name."""
+    there: tuple[Boundary, ...] = get_args(Boundary)
+    for known in there:
+        if name == known:
+            return known
+    raise InputError(f"no boundary {name!r}; there are {', '.join(there)}{nearest(name, there)}")
 
 
 @runtime_checkable

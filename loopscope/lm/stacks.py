@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as nnf
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from loopscope.errors import InputError, nearest
 from loopscope.lm.extras import extra
-from loopscope.lm.passes import Boundary, check_tokens, states
+from loopscope.lm.passes import Boundary, boundary_named, check_tokens, states
 from loopscope.program import F
 
 CLASSES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -106,15 +106,10 @@ class LoopedStack(nn.Module):
         whole = cast("Any", backbone)  # transformers' attributes are unknown to a type checker
         self.config: Any = whole.config
         _check_config(self.config.to_dict())
-        if boundary not in get_args(Boundary):
-            there = ", ".join(get_args(Boundary))
-            raise InputError(
-                f"no boundary {boundary!r} between loops; there are {there}{nearest(boundary, get_args(Boundary))}"
-            )
         if loops < 1:
             raise InputError(f"loops must be at least 1, not {loops}")
         self.loops = loops
-        self.boundary: Boundary = boundary
+        self.boundary: Boundary = boundary_named(boundary)
         self.model: Any = whole.model
         tied = whole.lm_head.weight is whole.model.embed_tokens.weight
         self.lm_head: Any = None if tied else whole.lm_head

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loopscope.lm import antonyms
 from loopscope.lm.antonyms import PAIRS, PARTNER
+from tests.test_antonyms import by_stack
 
 WORDS = sorted(PARTNER)
 word_lists = st.lists(st.sampled_from(WORDS), max_size=30).map(tuple)
@@ -46,16 +47,6 @@ def replayed(words):
                 changed = True
                 break
     return taken, rest
-
-
-def by_stack(words):
-    stack, deleted = [], []
-    for place, word in enumerate(words):
-        if stack and PARTNER[words[stack[-1]]] == word:
-            deleted.append((stack.pop(), place))
-        else:
-            stack.append(place)
-    return deleted
 
 
 @given(word_lists)
