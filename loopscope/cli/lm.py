@@ -22,6 +22,7 @@ app.add_typer(lm_app, name="lm")
 
 SOURCES = ("smollm2-135m",)
 
+Precision = Annotated[str, typer.Option("--dtype", help="What the model computes in: fp32 or bf16; maps stay fp32.")]
 Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
 
 
@@ -60,6 +61,7 @@ def lm_readouts(
     boundary: Ending = None,
     top: Annotated[int, typer.Option(help="How many tokens to show for each loop.")] = 5,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Precision = "fp32",
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every loop and row.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +69,7 @@ def lm_readouts(
     quiet_transformers()
     from loopscope.lm.decoding import pad_left
     from loopscope.lm.folders import load, read_config
-    from loopscope.lm.passes import boundary_named
+    from loopscope.lm.passes import boundary_named, precision_named
     from loopscope.lm.readouts import readouts, write_readouts
     from loopscope.training.jobs import pick_device
 
@@ -76,6 +78,7 @@ def lm_readouts(
     if chat and text is None:
         raise InputError("--chat puts a text into the chat template; give --text")
     kind = None if boundary is None else boundary_named(boundary)
+    precision = precision_named(dtype)
     if top < 1:
         raise InputError(f"--top must be at least 1, not {top} (nearest: 1)")
     read_config(path)  # is it a model folder at all?
@@ -86,7 +89,7 @@ def lm_readouts(
     tokens, mask = pad_left(prompts)
     with spinner() as tell:
         tell("loading")
-        model = load(path, loops=loops, boundary=kind, device=pick_device(device))
+        model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
         tell("reading")
         found = readouts(model, tokens, mask=mask, last=out is None)
         if out is not None:
@@ -97,6 +100,7 @@ def lm_readouts(
         "model_type": str(read_config(path)["model_type"]),
         "loops": model.loops,
         "boundary": model.boundary,
+        "dtype": dtype,
         "examples": _examples(found, tokenizer, prompts, top),
         "out": None if out is None else str(out),
     }
