@@ -1,7 +1,7 @@
 """Maps for language models: loading those that fit a model, and computing them in their own precision.
 
-    step = load_step(Path("walker-map"), Path("walker"), model.width)
-    run(model, tokens, "F J:step F", maps={"step": InFull(step)})
+step = load_step(Path("walker-map"), Path("walker"), model.width)
+run(model, tokens, "F J:step F", maps={"step": InFull(step)})
 """
 
 from __future__ import annotations
