@@ -1,7 +1,6 @@
 """Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
 
-Where several models were measured, those measured just now come first, and of these the largest counts, in fp32 if it
-was measured in both precisions.  A claim about
+Where several models were measured, those measured just now come first, and of these the largest counts.  A claim about
 what destroys or repairs an answer is not judged where there is nothing to destroy or repair.
 """
 
@@ -39,10 +38,9 @@ DAMAGED = 0.20
 def _largest(evidence: Evidence, records: Iterable[Record]) -> Record | None:
     """The record that counts."""
 
-    def rank(record: Record) -> tuple[bool, int, int, bool]:
+    def rank(record: Record) -> tuple[bool, int, int]:
         answers = sum(each.numel() for found in record.predictions.values() for each in found.values())
-        size = int(record.notes["model"]["parameters"])
-        return evidence.is_fresh(record), size, answers, "dtype" not in record.settings
+        return evidence.is_fresh(record), int(record.notes["model"]["parameters"]), answers
 
     return max(records, key=rank, default=None)
 

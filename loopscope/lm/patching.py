@@ -171,8 +171,8 @@ def recover(
 ) -> Recovery:
     """Patch `program` on each text at each address, one at a time, from the same program on the text's other.
 
-    InputError as `execute.sweep`, where logits are not finite, and for a text whose answer is also its other's: there is nothing to tell apart.
-    `name` gives a token's name for that line.
+    InputError as `execute.sweep`, where logits are not finite, and for a text whose answer is also its other's, as then
+    there is nothing to move; `name` gives a token's name for that line.
     """
     tell("reading both texts")
     own, others = (
@@ -197,7 +197,7 @@ def recover(
     return Recovery(program, tuple(addresses), answers, before, after, torch.cat(recovered), torch.cat(named))
 
 
-def _finite(logits: Float[Tensor, "..."], program: Program) -> Float[Tensor, "..."]:
+def _finite(logits: Float[Tensor, "*A vocabulary"], program: Program) -> Float[Tensor, "*A vocabulary"]:
     """The logits in float32."""
     if not torch.isfinite(logits).all():
         raise InputError(f"the logits of '{program}' are not finite; the states are {precision_name(logits.dtype)}")
