@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.experiments.language import load_language, map_key
+from loopscope.experiments.language import load_language, map_key, measure_iterations, measure_letters
 from loopscope.experiments.records import RECORD, config_of, records
 from loopscope.lm import iteration_tests
 from loopscope.lm.folders import load
+from loopscope.lm.heads import Heads
 from loopscope.lm.text import load_tokenizer
 from loopscope.maps import load_map
 from loopscope.store import Store
@@ -92,19 +93,21 @@ def test_antonyms_and_iterations_are_recorded(command: Command, tmp_path: Path) 
     assert [each.experiment for each in records(Store(tmp_path / "store"))] == ["antonyms", "iterations"]
 
 
-def test_bf16_is_measured_and_recorded_apart(command: Command, tmp_path: Path) -> None:
-    asked = (
-        ("letters", "--test", "steering", "--pairs", "2", "--heads", "3.1"),
-        ("iterations", "--cases", "1"),
-    )
-    for arguments in asked:
-        (full,) = as_json(command(*arguments, "--json"))
-        (half,) = as_json(command(*arguments, "--dtype", "bf16", "--json"))
-        assert half["settings"] == full["settings"] | {"dtype": "bf16"}
-        assert (full["notes"]["model"]["dtype"], half["notes"]["model"]["dtype"]) == ("fp32", "bf16")
-        assert half["scale"] == f"{full['scale']}, in bf16"
-    assert half["notes"]["same_h4"] is True
-    assert len(records(Store(tmp_path / "store"))) == 2 * len(asked)
+def test_bf16_is_measured_and_recorded_apart(command: Command, tmp_path: Path, models: Path) -> None:
+    asked = ("antonyms", "--supervision", "stepwise", "--sequences", "1", "--json")
+    (full,), (half,) = as_json(command(*asked)), as_json(command(*asked, "--dtype", "bf16"))
+    assert half["settings"] == full["settings"] | {"dtype": "bf16"}
+    assert (full["notes"]["model"]["dtype"], half["notes"]["model"]["dtype"]) == ("fp32", "bf16")
+    assert half["scale"] == f"{full['scale']}, in bf16"
+    store = Store(tmp_path / "store")
+    assert len(records(store)) == 2
+    subject = load_language(models / "worded", models / "map", dtype=torch.bfloat16)
+    assert (subject.precision, subject.step.b.dtype) == ("bf16", torch.float32)
+    (steered,) = measure_letters(subject, store, tests=("steering",), heads=Heads.parse("3.1"), count=2)
+    iterated = measure_iterations(subject, store, cases=1)
+    assert (steered.settings["dtype"], iterated.settings["dtype"]) == ("bf16", "bf16")
+    assert iterated.notes["same_h4"] is True
+    assert max(steered.notes["errors"].values()) < 0.2  # a self-patch is the run itself, up to bf16's rounding
 
 
 def test_fp32_is_what_the_bare_map_gives_bit_by_bit(command: Command, tmp_path: Path, models: Path) -> None:
