@@ -289,7 +289,7 @@ def test_mistakes_get_one_line_and_leave_nothing(capsys: pytest.CaptureFixture[s
         (["F", *both, "--map", "step=nowhere"], "nowhere is no saved map"),
         (["F", *both, "--map", "step=wide"], "wide is a map of width 17, but the states of"),
         (["F", *both, "--other", "ab"], "--other takes NAME=TEXT, not 'ab'"),
-        (["F", *both, "--other", "more=ab"], "--other more has 1 tokens, but --text 5; patches need as many in both"),
+        (["F", *both, "--other", "more=ab"], "--other more has 1 tokens, but --text 5; patches need the same number"),
         (["F", "--text", ""], "every prompt needs at least one token"),
         (["F", "--text", "1" * 257], "257 tokens given, but the model has 256 positions"),
         (["F", *both, "--row", "5"], "row 5 does not exist: rows are 0..4 (nearest: 4)"),

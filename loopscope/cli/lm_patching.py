@@ -199,7 +199,7 @@ class _Job:
         first, wanted = (names[0], len(prompts[0])) if like is None else (like[0], like[1].shape[1])
         for name, prompt in zip(names, prompts, strict=True):
             if len(prompt) != wanted:
-                raise InputError(f"{name} has {len(prompt)} tokens, but {first} {wanted}; patches need as many in both")
+                raise InputError(f"{name} has {len(prompt)} tokens, but {first} {wanted}; patches need the same number")
         return pad_left(prompts)[0]
 
     def load(self, tell: Callable[[str], None]) -> tuple[Adapter, dict[str, InFull]]:
