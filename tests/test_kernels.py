@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -766,7 +767,7 @@ def logits_and_gradients(
 @pytest.mark.parametrize("low", [FP32, FP16])
 def test_long_strings_are_counted_alike(low: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parity beyond 64 tokens, both conditions, as a GPU counts it: the same strings are right as in plain fp32."""
-    asked = backbone(), STEP, [63, 65], 1, 5, range(1, 4)
+    asked = deepcopy(backbone()).to(DEVICE), deepcopy(STEP).to(DEVICE), [63, 65], 1, 5, range(1, 4)
     expected = parity_counts._right_by_loop(*asked, "fp32")
     monkeypatch.setattr(parity_counts, "Cohort", lambda config, weights, _: KernelCohort(config, weights, low))
     assert torch.equal(parity_counts._right_by_loop(*asked, "fp16"), expected)
