@@ -177,6 +177,13 @@ PAPER_DEPTHS = {
 }  # fmt: skip
 PAPER_SEQUENCES = 64
 
+PAPER_WAY = {"final-only": "chosen", "stepwise": "truncated"}
+PAPER_READOUTS = {
+    "final-only": ((57, 63, 64, 64), (19, 1, 64, 64), (4, 27, 64, 64), (1, 21, 63, 64)),
+    "stepwise": ((64, 0, 0, 0), (0, 64, 0, 0), (0, 0, 64, 0), (0, 0, 0, 64)),
+}
+"""Right of 64 native readouts, by deletion and loop, in the way that each supervision was read in."""
+
 
 def depth_right(record: Record, template: int, steered: bool, depths: Sequence[int]) -> Right:
     """Whether whole replies are the deletions asked for, at these depths, sequence by sequence."""
@@ -209,13 +216,22 @@ def _antonyms(record: Record) -> list[Table]:
     tables = [Table(f"Antonyms, {form}: depths", rows, "Whole replies, in the stepwise form that maps are fitted in.")]
     for way in antonym_tests.WAYS:
         cells = [
-            share(f"loop {loop}: deletion {k}", readout_right(record, way, loop, k), None, "sequence")
+            share(
+                f"loop {loop}: deletion {k}", readout_right(record, way, loop, k), _read(form, way, loop, k), "sequence"
+            )
             for loop in range(1, record.facts.loops + 1)
             for k in range(1, TRAINED + 1)
         ]
         how = "so many loops are made" if way == "truncated" else "all loops are made, and this one is read"
         tables.append(Table(f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}."))
     return tables
+
+
+def _read(form: str, way: str, loop: int, deletion: int) -> float | None:
+    """What was published of a native readout."""
+    if way != PAPER_WAY[form] or loop > TRAINED:
+        return None
+    return PAPER_READOUTS[form][deletion - 1][loop - 1] / PAPER_SEQUENCES
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------

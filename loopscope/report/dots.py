@@ -148,7 +148,7 @@ class Search:
 
 
 def searches(name: str, title: str, caption: str, panels: Mapping[str, Search]) -> Figure:
-    """A row for every step: rescue above, damage below; a mark is as large as scopes are many, a filled one is taken."""
+    """A row for every step: rescue above, damage below; marks grow with the number of scopes, filled ones are taken."""
     check_some(name, panels)
 
     def plot(width: int) -> Canvas:
