@@ -23,6 +23,7 @@ from loopscope.report.drawing import (
     canvas,
     check_some,
     draw,
+    heading,
     percent_axis,
 )
 from loopscope.stats import Estimate
@@ -174,7 +175,7 @@ def searches(name: str, title: str, caption: str, panels: Mapping[str, Search]) 
                     axes.axhline(place - 0.5, color=RULE, linewidth=0.6)
             axes.set_yticks(range(len(search.steps)), [step.name if wide else "" for step in search.steps], color=INK)
             axes.set_ylim(len(search.steps) - 0.45, -0.55)
-            axes.set_title(label)
+            axes.set_title(heading(label, width, 1))
             percent_axis(axes, horizontal=True)
             axes.spines["left"].set_visible(False)
         grid[-1].set_xlabel("right, %")

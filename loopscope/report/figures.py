@@ -83,7 +83,10 @@ def stacked_panels(
     name: str, title: str, caption: str, panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]],
     labels: Mapping[str, str],
 ) -> Figure:  # fmt: skip
-    """The same for several models: a panel for each, which need not have the same conditions."""
+    """The same for several models: a panel for each, which need not have the same conditions.
+
+    There is less room, so small parts have no whiskers.
+    """
     check_some(name, panels)
 
     def plot(width: int) -> Canvas:
@@ -93,7 +96,7 @@ def stacked_panels(
         drawn = canvas(width, 40 + sum(heights))
         grid = drawn.subplots(len(rows), columns, squeeze=False, height_ratios=heights).flatten()
         for axes, (label, answers) in zip(grid, panels.items(), strict=False):
-            _stack(axes, answers, labels, 0.15 if columns > 1 else 0.18)
+            _stack(axes, answers, labels, 0.15 if columns > 1 else 0.18, whiskers=0.1)
             axes.set_title(heading(label, width, columns))
         for axes in grid[len(panels) :]:
             axes.remove()
@@ -110,9 +113,10 @@ def stacked_panels(
 
 
 def _stack(
-    axes: Axes, answers: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, str], smallest: float
-) -> None:
-    """A bar per condition; parts from the share `smallest` on have their number in them."""
+    axes: Axes, answers: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, str], smallest: float,
+    whiskers: float = 0.0,
+) -> None:  # fmt: skip
+    """A bar per condition; parts from the share `smallest` on have their number in them, from `whiskers` on these."""
     for place, parts in enumerate(answers.values()):
         start = 0.0
         for colour, answer in zip((GREY, BLUE, ORANGE, PURPLE, FAINT), labels, strict=False):
@@ -123,7 +127,7 @@ def _stack(
                 axes.text(start + part.value / 2, place, percent(part.value), color=PAPER, ha="center",
                           va="center_baseline")  # fmt: skip
             start += part.value
-            if answer != list(labels)[-1]:
+            if answer != list(labels)[-1] and part.value >= whiskers:
                 _whisker(axes, place + 0.42, part, start - part.value)
     axes.set_yticks(range(len(answers)), list(answers), color=INK)
     axes.set_ylim(len(answers) - 0.45, -0.55)
@@ -218,7 +222,7 @@ def _line(axes: Axes, line: Line, index: int, markers: bool = True) -> None:
               markerfacecolor=PAPER if line.control else colour)  # fmt: skip
     if line.paper:
         axes.plot(*zip(*line.paper, strict=True), "D", markerfacecolor="none", markeredgecolor=colour,
-                  markeredgewidth=1.2, markersize=8.5)  # fmt: skip
+                  markeredgewidth=1.2, markersize=8.5, clip_on=False)  # fmt: skip
         axes.plot([], [], "D", markerfacecolor="none", markeredgecolor=INK, markersize=6.5, label="paper")
 
 

@@ -119,6 +119,8 @@ def matrices(
             axes.set_yticks(range(1, rows + 1))
             axes.invert_yaxis()
             _outer_labels(axes, index, len(panels), columns, x, y)
+            if index + columns >= len(panels):
+                axes.set_xlabel(x)
         _colour_bar(bar, "right, %")
         return drawn
 

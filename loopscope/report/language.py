@@ -23,14 +23,14 @@ from loopscope.experiments.language_tables import (
 )
 from loopscope.experiments.records import Record, Row
 from loopscope.lm import antonym_tests, iteration_tests
-from loopscope.lm.antonyms import LONGEST, TRAINED
+from loopscope.lm.antonyms import HELD_OUT_TEMPLATE, LONGEST, TRAINED
 from loopscope.lm.iterations import TASKS, Tally, tally
 from loopscope.report.contents import Figure, Grid, Section
 from loopscope.report.dots import Spot, dots
 from loopscope.report.figures import Line, lines_in_panels
 from loopscope.report.heat import matrices
 from loopscope.report.models import INTERVALS, labels, measured_on, models, printed, published, rows_of
-from loopscope.stats import wilson
+from loopscope.stats import Estimate, wilson
 
 SHADED = (0.7, TRAINED + 0.5)
 """Grey: steps that backbones were trained on."""
@@ -89,13 +89,12 @@ def _depths(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> Fig
     for label, form, record in found:
         rows = rows_of(evidence, record, f"Antonyms, {form}: depths")
         lines = []
-        for template, wording in WORDINGS.items():
-            for steered in (True, False):
-                name = antonym_tests.depth_name(template, steered)
-                calls = [rows[f"{name}, k = {k}"] for k in range(1, LONGEST + 1)]
-                paper = [(float(k), row.paper) for k, row in enumerate(calls, 1) if row.paper is not None]
-                said = f"{'J' if steered else 'no map'}{wording}"
-                lines.append(Line(said, [row.estimate for row in calls], bool(wording), paper=() if wording else paper))
+        for template, steered in ((0, True), (0, False), (HELD_OUT_TEMPLATE, True)):
+            name = antonym_tests.depth_name(template, steered)
+            calls = [rows[f"{name}, k = {k}"] for k in range(1, LONGEST + 1)]
+            paper = [(float(k), row.paper) for k, row in enumerate(calls, 1) if row.paper is not None]
+            said = f"{'J' if steered else 'no map'}{WORDINGS[template]}"
+            lines.append(Line(said, [row.estimate for row in calls], template > 0, paper=() if template else paper))
         panels[f"{form}: {label}"] = lines
     caption = (
         "Right replies by the deletion that was asked for, with 95 % intervals. Dashed: a wording that neither "
@@ -203,7 +202,7 @@ def _by_steps(number: int, label: str, record: Record) -> Figure:
             by_k = [right[branch][of_task & (cells[:, 1] == k)] for k in range(1, LONGEST + 1)]
             lines.append(Line(said, [share(said, each, unit="request").estimate for each in by_k]))
         best = [_best([counted[task, k] for task in mine]) for k in range(1, LONGEST + 1)]
-        lines.append(Line(BASELINE, [wilson(*each, unit="request") for each in best], control=True))
+        lines.append(Line(BASELINE, best, control=True))
         panels[title] = lines
     caption = (
         f"Whole answers that are right by the steps asked for, {cases} requests for each task and k, with 95 % "
@@ -213,11 +212,11 @@ def _by_steps(number: int, label: str, record: Record) -> Figure:
     return lines_in_panels(f"iterations-{number}", title, caption, panels, "steps k", SHADED)
 
 
-def _best(counted: Sequence[Tally]) -> tuple[int, int]:
-    """How many of some requests the best baseline has right, chosen for each task, and of how many."""
-    return sum(max(getattr(each, name) for name in BASELINES) for each in counted), sum(
-        each.requests for each in counted
-    )
+def _best(counted: Sequence[Tally]) -> Estimate:
+    """The share that the best baseline has right, chosen for each task; counted, so without an interval."""
+    requests = sum(each.requests for each in counted)
+    right = sum(max(getattr(each, name) for name in BASELINES) for each in counted) / requests
+    return Estimate(right, right, right, requests, "request", 0)
 
 
 def _short_and_long(evidence: Evidence, found: Labelled) -> Figure:

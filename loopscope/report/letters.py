@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
@@ -39,12 +39,11 @@ STEERED: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 """Conditions of the steering test by what they are for, with their names in the figure."""
 
+BACK = {"selected": "at the chosen heads", "comparison": "at comparison heads", "all": "at all heads of these layers"}
 RESTORED: Mapping[str, Mapping[str, str]] = {
-    "runs": {"clean": "clean", "replaced": "other queries"},
-    "other queries, clean outputs put back": {
-        "selected": "at the chosen heads", "comparison": "at comparison heads", "all": "at all heads of these layers"
-    },
-}  # fmt: skip
+    "right answers": {"clean": "clean run", "replaced": "other queries"},
+    "right answers, clean outputs put back": BACK,
+}
 
 ANSWERS = {"B": "B, own answer", "E": "E, rerouted", "D": "D, donor's answer", "other": "other"}
 
@@ -121,18 +120,20 @@ def letters_section(evidence: Evidence) -> Section | None:
         tables.append(search_table(found, walkers.searched))
     if steering:
         figures.append(_steering(steering, walkers.series))
-        tables.append(side_by_side("Steering: right answers", LETTERS, _listed(steering)))
+        tables.append(side_by_side("Steering: right answers", LETTERS, _listed(steering, STEERED)))
     if content:
         figures.append(_content(content))
         tables.append(side_by_side("Pattern against output: what is answered", LETTERS, _listed(content), note=_BDE))
     if restored:
         figures.append(_restoration(restored, repaired, walkers.series))
-        tables.append(side_by_side("Restoration: right answers", LETTERS, _listed(restored)))
+        layers = _by_layer(restored)
+        tables.append(
+            side_by_side("Restoration: right answers", LETTERS, _listed(restored, {**RESTORED, "layers": layers}))
+        )
     if repaired:
         said = "n counts answers that were right before queries were replaced, and wrong after."
-        tables.append(
-            side_by_side("Restoration: repaired of what other queries broke", LETTERS, _listed(repaired), note=said)
-        )
+        rows = _listed(repaired, {"all": BACK, "layers": layers})
+        tables.append(side_by_side("Restoration: repaired of what other queries broke", LETTERS, rows, note=said))
     tables += _differences(walkers)
     more = [
         table.under(label)
@@ -244,7 +245,7 @@ def search_table(found: Mapping[str, Selection], records: Mapping[str, Record]) 
                     "damaged": f"{tried[at].damaged}/{_pairs(each, step)}",
                 }
             else:
-                told["went on with"] = "a ranking" if step in RANKING else "all that it was given"
+                told["went on with"] = "a ranking" if step in RANKING else "none"
             lines[f"{label}: {step}"] = told
     columns = ("tried", "passed", "went on with", "rescued", "damaged")
     note = "Layers are counted from 1, heads from 0. Counts of right answers on discovery or confirmation pairs."
@@ -271,8 +272,23 @@ _BDE = (
 )
 
 
-def _listed(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, list[Row]]:
-    return {label: list(found.values()) for label, found in rows.items()}
+def _listed(
+    rows: Mapping[str, Mapping[str, Row]], groups: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, list[Row]]:
+    """Rows by model as tables list them: those of some groups in their order, with what they mean, or all."""
+    told = {name: f"{name} ({said})" for group in (groups or {}).values() for name, said in group.items()}
+    if groups is None:
+        told = {name: name for found in rows.values() for name in found if not name.startswith("self-")}
+    return {
+        label: [replace(found[name], name=said) for name, said in told.items() if name in found]
+        for label, found in rows.items()
+    }
+
+
+def _by_layer(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
+    """Conditions that put back the chosen heads of one layer, in order."""
+    layers = {name for found in rows.values() for name in found if name.startswith("layer ")}
+    return {name: f"at the chosen heads of {name}" for name in sorted(layers, key=_number)}
 
 
 def _spots(told: Mapping[str, str], rows: Mapping[str, Mapping[str, Row]]) -> list[Spot]:
@@ -304,11 +320,11 @@ def _content(rows: Mapping[str, Mapping[str, Row]]) -> Figure:
             counts.setdefault(condition, {})[which] = round(row.estimate.value * row.n)
         n = next(iter(found.values())).n
         panels[label] = {condition: _parts(each, n) for condition, each in counts.items() if "self" not in condition}
-    shown = set().union(*panels.values())
+    shown = dict.fromkeys(condition for answers in panels.values() for condition in answers)
     panels[published(LETTERS)] = {
-        condition: _parts(dict(zip("BDE", counts, strict=True)), PAPER_PAIRS)
-        for condition, counts in PAPER_CONTENT.items()
-        if condition in shown
+        condition: _parts(dict(zip("BDE", PAPER_CONTENT[condition], strict=True)), PAPER_PAIRS)
+        for condition in shown
+        if condition in PAPER_CONTENT
     }
     caption = (
         f"Who is named in {_often(rows)} shared-path pairs, with J in all runs. Base, source and reference are clean "
@@ -326,12 +342,9 @@ def _parts(counts: Mapping[str, int], n: int) -> dict[str, Estimate]:
 def _restoration(
     rows: Mapping[str, Mapping[str, Row]], repaired: Mapping[str, Mapping[str, Row]], series: Sequence[str]
 ) -> Figure:
-    layers = sorted({name for found in rows.values() for name in found if name.startswith("layer ")}, key=_number)
-    one = {name: f"at the chosen heads of {name}" for name in layers}
-    back = RESTORED["other queries, clean outputs put back"]
     groups = {
-        **{f"right: {group}": _spots(told, rows) for group, told in RESTORED.items()},
-        "repaired of what other queries broke": _spots({**back, **one}, repaired),
+        **{group: _spots(told, rows) for group, told in RESTORED.items()},
+        "repaired of what other queries broke": _spots({**BACK, **_by_layer(rows)}, repaired),
     }
     caption = (
         f"{_often(rows)} shared-path pairs; in the chosen heads' layers, queries of a run on the same graph that "

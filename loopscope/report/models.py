@@ -93,7 +93,9 @@ def side_by_side(
     often = {label: {row.n for row in found} for label, found in rows.items()}
     alike = len({frozenset(counts) for counts in often.values()}) == 1
     columns = {
-        label: label if alike else f"{label}, n = {', '.join(f'{n:,}' for n in sorted(counts))}"
+        label: label
+        if alike
+        else f"{label}, n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{', '.join(f'{n:,}' for n in sorted(counts))}"
         for label, counts in often.items()
     }
     lines: dict[str, dict[str, Row]] = {}
