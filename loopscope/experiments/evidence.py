@@ -130,7 +130,7 @@ def in_short(names: Iterable[str]) -> str:
     """
     seeds: dict[str, set[int]] = {}
     said = []
-    for name in names:
+    for name in dict.fromkeys(names):
         if not name.rpartition("-")[2].isdigit():  # of a language model, which has no seed
             said.append(name)
             continue

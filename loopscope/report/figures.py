@@ -222,7 +222,7 @@ def _line(axes: Axes, line: Line, index: int, markers: bool = True) -> None:
               markerfacecolor=PAPER if line.control else colour)  # fmt: skip
     if line.paper:
         axes.plot(*zip(*line.paper, strict=True), "D", markerfacecolor="none", markeredgecolor=colour,
-                  markeredgewidth=1.2, markersize=8.5, clip_on=False)  # fmt: skip
+                  markeredgewidth=1.2, markersize=7.5, clip_on=False)  # fmt: skip
         axes.plot([], [], "D", markerfacecolor="none", markeredgecolor=INK, markersize=6.5, label="paper")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import product, zip_longest
 
 import numpy as np
 from jaxtyping import Float
@@ -30,7 +30,7 @@ from loopscope.report.dots import Spot, dots
 from loopscope.report.figures import Line, lines_in_panels
 from loopscope.report.heat import matrices
 from loopscope.report.models import INTERVALS, labels, measured_on, models, printed, published, rows_of
-from loopscope.stats import Estimate, wilson
+from loopscope.stats import Estimate
 
 SHADED = (0.7, TRAINED + 0.5)
 """Grey: steps that backbones were trained on."""
@@ -69,7 +69,7 @@ def antonyms_section(evidence: Evidence) -> Section | None:
     return Section(
         ANTONYMS, "Language models: antonyms", LANGUAGE[ANTONYMS].question,
         [measured_on(ANTONYMS, mine), ANTONYM_HOW], [_depths(evidence, found), _readouts(evidence, found)],
-        [models(ANTONYMS, mine), depths_table(found)], decided_by(ANTONYMS), more,
+        [models(ANTONYMS, mine), *depth_tables(found)], decided_by(ANTONYMS), more,
     )  # fmt: skip
 
 
@@ -124,28 +124,29 @@ def readout_matrix(evidence: Evidence, record: Record, form: str) -> Float[np.nd
     return np.array([[rows[f"loop {t}: deletion {k}"].estimate.value for t in loops] for k in range(1, TRAINED + 1)])
 
 
-def depths_table(found: Sequence[tuple[str, str, Record]]) -> Grid:
-    """A line for every model, wording and J or none; columns are depths, and the untrained ones together."""
-    lines: dict[str, dict[str, Row]] = {}
+def depth_tables(found: Sequence[tuple[str, str, Record]]) -> list[Grid]:
+    """By supervision, a line for every wording, J or none, and model; columns are depths, untrained ones together."""
     depths = {**{f"k = {k}": (k,) for k in range(1, LONGEST + 1)}, f"{DEEP[0]}-{DEEP[-1]}": tuple(DEEP)}
-    for label, form, record in found:
-        for template, wording in WORDINGS.items():
-            for steered in (False, True):
-                said = f"{form}, {'J' if steered else 'no map'}{wording}"
-                lines[f"{said}: {label}"] = {
+    note = "Wilson's intervals, which in the last column take the depths of one sequence as independent."
+    made = []
+    for form in dict.fromkeys(form for _, form, _ in found):
+        mine = {label: record for label, which, record in found if which == form}
+        lines: dict[str, dict[str, Row]] = {}
+        for template, steered in product(WORDINGS, (False, True)):
+            said = f"{'J' if steered else 'no map'}{WORDINGS[template]}"
+            for label, record in mine.items():
+                lines[f"{said}, {label}"] = {
                     name: share(name, depth_right(record, template, steered, asked), unit="sequence")
                     for name, asked in depths.items()
                 }
-                counts = PAPER_DEPTHS[form].get(antonym_tests.depth_name(template, steered))
-                if counts is not None:
-                    lines[f"{said}: {published(ANTONYMS)}"] = {
-                        name: printed(sum(counts[k - 1] for k in asked) / PAPER_SEQUENCES / len(asked), PAPER_SEQUENCES)
-                        for name, asked in depths.items()
-                    }
-    note = (
-        "Intervals of single depths are Wilson's; in the last column the depths of a sequence are taken as independent."
-    )
-    return Grid("Right replies by depth", list(depths), dict(sorted(lines.items())), note, "backbone")
+            counts = PAPER_DEPTHS[form].get(antonym_tests.depth_name(template, steered))
+            if counts is not None:
+                lines[f"{said}, {published(ANTONYMS)}"] = {
+                    name: printed(sum(counts[k - 1] for k in asked) / PAPER_SEQUENCES / len(asked), PAPER_SEQUENCES)
+                    for name, asked in depths.items()
+                }
+        made.append(Grid(f"Right replies by depth, {form}", list(depths), lines, note, "model"))
+    return made
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------
@@ -164,8 +165,8 @@ ITERATION_HOW = (
     "4; from there four more calls with J before each, four calls alone, four maps alone, or nothing. "
     f"{INTERVALS.format('requests')}",
     "Baselines are counted, not measured: stopping after four steps, repeating the start, and the answer that is right "
-    "most often. Weekdays come round after seven steps and Collatz walks end in a cycle, so they are right now and "
-    "then.",
+    "most often. They are right now and then: weekdays come round after seven steps, Collatz walks end in a cycle, and "
+    "weekday, doubling and Fibonacci have only two starts that training leaves out.",
 )
 
 
@@ -247,9 +248,9 @@ def branches_table(evidence: Evidence, found: Labelled) -> Grid:
         for label, record in found.items():
             rows = rows_of(evidence, record, "Iterations: whole")
             mine = {said: rows[f"{part}: {branch}"] for branch, said in BRANCHES.items()}
-            lines[f"{part}: {label}"] = {**mine, **_baselines(part, record)}
+            lines[f"{part}, {label}"] = {**mine, **_baselines(part, record)}
         paper = {said: printed(row.paper, row.n) for said, row in mine.items() if row.paper is not None}
-        lines[f"{part}: {published(ITERATIONS)}"] = paper
+        lines[f"{part}, {published(ITERATIONS)}"] = paper
     note = (
         "Whole answers. Baselines are counted on the same requests; says one thing: for each task and k, the best one."
     )
@@ -265,6 +266,6 @@ def _baselines(part: str, record: Record) -> dict[str, Row]:
     ]  # fmt: skip
     counted = tally(asked)
     return {
-        said: Row(said, wilson(sum(getattr(each, name) for each in counted), len(asked), unit="request"), len(asked))
+        said: printed(sum(getattr(each, name) for each in counted) / len(asked), len(asked))
         for name, said in BASELINES.items()
     }

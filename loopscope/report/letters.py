@@ -117,7 +117,7 @@ def letters_section(evidence: Evidence) -> Section | None:
     tables: list[Grid | Listing] = [models(LETTERS, mine)]
     if found:
         figures += [_path(found), _sizes(found)]
-        tables.append(search_table(found, walkers.searched))
+        tables += [search_table(label, each, walkers.searched[label].facts.heads) for label, each in found.items()]
     if steering:
         figures.append(_steering(steering, walkers.series))
         tables.append(side_by_side("Steering: right answers", LETTERS, _listed(steering, STEERED)))
@@ -231,25 +231,26 @@ def _sizes(found: Mapping[str, Selection]) -> Figure:
     return lines_in_panels("letters-heads", "How many heads it takes", caption, panels, "leading heads")
 
 
-def search_table(found: Mapping[str, Selection], records: Mapping[str, Record]) -> Listing:
-    """The path of every search: what a step tried, what passed, what it went on with."""
+def search_table(label: str, found: Selection, heads: int) -> Listing:
+    """The path of a search in a model with so many heads: what a step tried, what passed, what it went on with."""
     lines = {}
-    for label, each in found.items():
-        for step, tried in steps(each).items():
-            at = taken(each, step, tried)
-            told = {"tried": str(len(tried)), "passed": str(sum(scope.passed for scope in tried))}
-            if at is not None:
-                told |= {
-                    "went on with": _scope(tried[at], records[label].facts.heads),
-                    "rescued": f"{tried[at].rescued}/{_pairs(each, step)}",
-                    "damaged": f"{tried[at].damaged}/{_pairs(each, step)}",
-                }
-            else:
-                told["went on with"] = "a ranking" if step in RANKING else "none"
-            lines[f"{label}: {step}"] = told
-    columns = ("tried", "passed", "went on with", "rescued", "damaged")
-    note = "Layers are counted from 1, heads from 0. Counts of right answers on discovery or confirmation pairs."
-    return Listing("How the heads were found", columns, lines, note, "step")
+    for step, tried in steps(found).items():
+        at, of = taken(found, step, tried), _pairs(found, step)
+        told = {"tried": str(len(tried)), "passed": str(sum(scope.passed for scope in tried))}
+        if at is None:
+            told["went on with"] = "a ranking" if step in RANKING else "none"
+        else:
+            told |= {
+                "rescued": f"{tried[at].rescued}/{of}", "damaged": f"{tried[at].damaged}/{of}",
+                "went on with": _scope(tried[at], heads),
+            }  # fmt: skip
+        lines[step] = told
+    columns = ("tried", "passed", "rescued", "damaged", "went on with")
+    note = (
+        "Layers are counted from 1, heads from 0. Rescued and damaged: right answers on discovery or confirmation "
+        "pairs, in the scope that the step went on with."
+    )
+    return Listing(f"How the heads were found, {label}", columns, lines, note, "step")
 
 
 def _scope(tried: Tried, heads: int) -> str:
@@ -276,13 +277,18 @@ def _listed(
     rows: Mapping[str, Mapping[str, Row]], groups: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, list[Row]]:
     """Rows by model as tables list them: those of some groups in their order, with what they mean, or all."""
-    told = {name: f"{name} ({said})" for group in (groups or {}).values() for name, said in group.items()}
+    told = {name: _full(name, said) for group in (groups or {}).values() for name, said in group.items()}
     if groups is None:
         told = {name: name for found in rows.values() for name in found if not name.startswith("self-")}
     return {
         label: [replace(found[name], name=said) for name, said in told.items() if name in found]
         for label, found in rows.items()
     }
+
+
+def _full(name: str, said: str) -> str:
+    """A condition as records call it, with what it means where that is not the same."""
+    return said if name in said else name if said in name else f"{name} ({said})"
 
 
 def _by_layer(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:

@@ -109,8 +109,8 @@ def side_by_side(
 
 
 def printed(share: float, n: int) -> Row:
-    """What the paper printed, as a row; it has no interval here."""
-    return Row("paper", Estimate(share, float("nan"), float("nan"), n, "", 0), n)
+    """A share without an interval: what the paper printed, or what is counted and not measured."""
+    return Row("", Estimate(share, float("nan"), float("nan"), n, "", 0), n)
 
 
 def rows_of(evidence: Evidence, record: Record, title: str) -> dict[str, Row]:
