@@ -105,12 +105,12 @@ def _dots(
         percent_axis(axes, horizontal=True, low=low)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("%")
+        columns = 2 if wide or len(series) == 1 else 1
         for number, which in enumerate(series):
             axes.plot([], [], MARKERS[number % len(MARKERS)], color=SERIES[number % len(SERIES)], markersize=6.5,
-                      label=which)  # fmt: skip
+                      label=heading(which, width, columns) if len(series) > 1 else which)  # fmt: skip
         if any(spot.paper is not None for spot in spots):
             axes.plot([], [], "D", markerfacecolor="none", markeredgecolor=INK, markersize=6.5, label="paper")
-        columns = 2 if wide or len(series) == 1 else 1
         drawn.legend(loc="outside upper left", ncols=columns, handlelength=1.0, handletextpad=0.4)
         return drawn
 

@@ -114,7 +114,7 @@ def matrices(
                 share = float(shares[row, column])
                 axes.text(column + 1, row + 1, f"{100 * share:.0f}", color=PAPER if share > 0.55 else INK, ha="center",
                           va="center_baseline")  # fmt: skip
-            axes.set_title(heading(label, width, columns))
+            axes.set_title(heading(label, min(width, 200 * columns), columns))
             axes.set_xticks(range(1, across + 1))
             axes.set_yticks(range(1, rows + 1))
             axes.invert_yaxis()

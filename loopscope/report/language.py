@@ -17,8 +17,7 @@ from loopscope.experiments.language_tables import (
     PAPER_SEQUENCES,
     PAPER_WAY,
     depth_right,
-    is_long,
-    iterated,
+    scored,
     share,
 )
 from loopscope.experiments.records import Record, Row
@@ -61,7 +60,7 @@ def antonyms_section(evidence: Evidence) -> Section | None:
     records = evidence.every(ANTONYMS)
     if not records:
         return None
-    found = _by_form(records)
+    found = by_form(records)
     mine: dict[str, list[Record]] = {}
     for label, _, record in found:
         mine.setdefault(label, []).append(record)
@@ -73,7 +72,7 @@ def antonyms_section(evidence: Evidence) -> Section | None:
     )  # fmt: skip
 
 
-def _by_form(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
+def by_form(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
     """Name, supervision and record of all models: final-only and stepwise ones by turns, the largest first."""
     named = labels(records)
     forms = [
@@ -191,16 +190,16 @@ def iterations_section(evidence: Evidence) -> Section | None:
 
 def _by_steps(number: int, label: str, record: Record) -> Figure:
     cases = int(record.settings["cases"])
-    asked = iteration_tests.requests(cases)
-    counted = {(each.task, each.k): each for each in tally(asked)}
-    cells = np.array([(list(TASKS).index(each.task), each.k) for each in asked])
-    right = {branch: iterated(record, branch, lambda _: True) for branch in BRANCHES}
+    counted = {(each.task, each.k): each for each in tally(iteration_tests.requests(cases))}
+    cells: dict[tuple[str, str, int], list[bool]] = {}
+    for branch in BRANCHES:
+        for request, each in scored(record, branch):
+            cells.setdefault((branch, request.task, request.k), []).append(each.whole)
     panels: dict[str, list[Line]] = {}
     for title, mine in {**{task: [task] for task in TASKS}, "all tasks": [*TASKS]}.items():
-        of_task = np.isin(cells[:, 0], [list(TASKS).index(task) for task in mine])
         lines = []
         for branch, said in BRANCHES.items():
-            by_k = [right[branch][of_task & (cells[:, 1] == k)] for k in range(1, LONGEST + 1)]
+            by_k = [np.concatenate([cells[branch, task, k] for task in mine]) for k in range(1, LONGEST + 1)]
             lines.append(Line(said, [share(said, each, unit="request").estimate for each in by_k]))
         best = [_best([counted[task, k] for task in mine]) for k in range(1, LONGEST + 1)]
         lines.append(Line(BASELINE, best, control=True))
@@ -244,11 +243,12 @@ def _parts() -> list[str]:
 def branches_table(evidence: Evidence, found: Labelled) -> Grid:
     """A line for every part of the requests and every model, columns for branches and baselines."""
     lines: dict[str, dict[str, Row]] = {}
+    counted = {label: tally(iteration_tests.requests(int(each.settings["cases"]))) for label, each in found.items()}
     for part in _parts():
         for label, record in found.items():
             rows = rows_of(evidence, record, "Iterations: whole")
             mine = {said: rows[f"{part}: {branch}"] for branch, said in BRANCHES.items()}
-            lines[f"{part}, {label}"] = {**mine, **_baselines(part, record)}
+            lines[f"{part}, {label}"] = {**mine, **_baselines(part, counted[label])}
         paper = {said: printed(row.paper, row.n) for said, row in mine.items() if row.paper is not None}
         lines[f"{part}, {published(ITERATIONS)}"] = paper
     note = (
@@ -257,15 +257,9 @@ def branches_table(evidence: Evidence, found: Labelled) -> Grid:
     return Grid("Four ways on, by task", [*BRANCHES.values(), *BASELINES.values()], lines, note, "requests")
 
 
-def _baselines(part: str, record: Record) -> dict[str, Row]:
+def _baselines(part: str, counted: Sequence[Tally]) -> dict[str, Row]:
     """What is right without iterating on, of one part of the requests."""
     task = part.removesuffix(", long")
-    asked = [
-        each for each in iteration_tests.requests(int(record.settings["cases"]))
-        if (is_long(each) and task in (each.task, "all long")) or (not is_long(each) and task == "all short")
-    ]  # fmt: skip
-    counted = tally(asked)
-    return {
-        said: printed(sum(getattr(each, name) for each in counted) / len(asked), len(asked))
-        for name, said in BASELINES.items()
-    }
+    mine = [each for each in counted if (each.k <= TRAINED) == (part == "all short") and task in (each.task, part)]
+    of = sum(each.requests for each in mine)
+    return {said: printed(sum(getattr(each, name) for each in mine) / of, of) for name, said in BASELINES.items()}

@@ -126,7 +126,7 @@ def letters_section(evidence: Evidence) -> Section | None:
         tables.append(side_by_side("Pattern against output: what is answered", LETTERS, _listed(content), note=_BDE))
     if restored:
         figures.append(_restoration(restored, repaired, walkers.series))
-        layers = _by_layer(restored)
+        layers = {name: name for name in _by_layer(restored)}
         tables.append(
             side_by_side("Restoration: right answers", LETTERS, _listed(restored, {**RESTORED, "layers": layers}))
         )

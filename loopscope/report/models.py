@@ -26,9 +26,8 @@ INTERVALS = "Intervals are Wilson's, over independent {}."
 
 def labels(records: Iterable[Record]) -> dict[tuple[str, ...], str]:
     """A name for every model with its map, the largest first: its folder's, its size, and what else tells it apart."""
-    known = {
-        identity(record): record for record in sorted(records, key=lambda each: (-parameters_of(each), each.facts.name))
-    }
+    known = {identity(record): record for record in records}
+    known = dict(sorted(known.items(), key=lambda each: (-parameters_of(each[1]), each[0])))
     by_name: dict[str, list[tuple[str, ...]]] = {}
     for each in known:
         by_name.setdefault(each[0], []).append(each)
