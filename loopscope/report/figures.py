@@ -183,8 +183,11 @@ def lines_in_panels(
             axes.set_title(heading(label, width, columns))
             percent_axis(axes, horizontal=False)
             axes.set_xlabel(x)
+            last = max(place for line in lines for place in line.places)
             if doublings:
-                doubling_axis(axes, max(place for line in lines for place in line.places))
+                doubling_axis(axes, last)
+            elif last <= COUNTED:
+                axes.set_xticks(range(1, round(last) + 1))
         for axes in grid[::columns]:
             axes.set_ylabel("right, %")
         for axes in grid[len(panels) :]:
@@ -206,6 +209,9 @@ def lines_in_panels(
 
 MARKED, SPOKEN = 40, 12
 """A longer series has no markers, and is told by so many points."""
+
+COUNTED = 12
+"""Up to here every place has its number on the axis."""
 
 
 def _line(axes: Axes, line: Line, index: int, markers: bool = True) -> None:

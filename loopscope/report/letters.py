@@ -53,8 +53,8 @@ HOW = (
     f"generated, too, and tables say how often both agree. {INTERVALS.format('pairs of prompts')}",
     "Heads are searched on discovery pairs and their number is fixed on confirmation pairs; all other numbers are from "
     "pairs that the search never saw. Rescue puts attention patterns of the steered run into the unsteered one, damage "
-    f"the reverse; a scope passes if rescue keeps {KEEPS:.0%} of the steered score and damage leaves at most "
-    f"{LEAVES:.0%}. The paper's are sixteen heads of three late layers, at loop 4.",
+    f"the reverse; a scope passes if rescue keeps {100 * KEEPS:.0f} % of the steered score and damage leaves at most "
+    f"{100 * LEAVES:.0f} %. The paper's are sixteen heads of three late layers, at loop 4.",
 )
 
 
