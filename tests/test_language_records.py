@@ -98,6 +98,14 @@ def test_the_papers_letters_hold() -> None:
     assert {found[each].verdict for each in (*decided_by("antonyms"), *decided_by("iterations"))} == {NOT_RUN}
 
 
+def test_of_two_precisions_fp32_counts() -> None:
+    full, half = letters("steering", PAPER_STEERING), letters("steering", PAPER_STEERING | {"steered": 0})
+    half = replace(half, settings={**half.settings, "dtype": "bf16"})
+    for found in ((full, half), (half, full)):
+        assert verdicts(*found)["letter.steer"].ours == "0/256 -> 251/256"
+    assert verdicts(half)["letter.steer"].scale == f"{verdicts(full)['letter.steer'].scale}, in bf16"
+
+
 @pytest.mark.parametrize(
     ("changes", "claim", "expected"),
     [

@@ -218,7 +218,7 @@ def test_models_are_named_beside_the_published_one(report: Report) -> None:
     assert about.head == "model"
     assert about.lines["smol (135M)"] == {
         "kind": "llama", "parameters": "134,515,008", "layers": "30", "heads": "9", "width": "576", "loops": "4",
-        "boundary": "none", "J": "dense", "asked": "discovery pairs; 256 pairs",
+        "boundary": "none", "J": "dense", "precision": "fp32", "asked": "discovery pairs; 256 pairs",
     }  # fmt: skip
     assert about.lines["paper: Ouro-2.6B"]["parameters"] == "2,667,974,657"
 
@@ -302,7 +302,7 @@ def test_heads_that_were_given_are_named_beside_those_selected() -> None:
     given = as_model(letters("steering", PAPER_STEERING | {"rescue": 5}), "smol", heads="6.2")
     rows = walkers(given, *walked()).rows("steering", "Letters, steering: right")
     assert {label: found["rescue"].estimate.value for label, found in rows.items()} == {
-        "smol (135M)": 248 / 256, "smol (135M), heads 6.2": 5 / 256,
+        "smol (135M)": 248 / 256, "smol (135M), heads 6.2 at 4": 5 / 256,
     }  # fmt: skip
     alone = walkers(given).tested("steering")
     assert list(alone) == ["smol (135M)"]

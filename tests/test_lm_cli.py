@@ -92,6 +92,17 @@ def test_a_stack_is_read_without_a_tokenizer(capsys: pytest.CaptureFixture[str],
     assert (plain[1] - normed[1]).abs().max() > 0.1
 
 
+def test_logits_in_bf16_are_near_those_in_fp32(capsys: pytest.CaptureFixture[str], tmp_path: Path, ouro: str) -> None:
+    file = tmp_path / "out"
+    for dtype, far in (("fp32", 1e-5), ("bf16", 0.2)):
+        asked = ("--ids", IDS, "--out", str(file), "--dtype", dtype, "--json")
+        code, out, err = loopscope(capsys, "lm", "readouts", ouro, *asked)
+        assert (code, err, json.loads(out)["dtype"]) == (0, "", dtype)
+        apart = (load_file(file)["logits_by_loop"] - golden()["logits_by_loop"]).abs().max()
+        assert apart < far
+    assert apart > 1e-4
+
+
 def test_mistakes_get_one_line_and_leave_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, ouro: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +132,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
         (["--ids", "[[1]]", "--boundary", "nrom"], "no boundary 'nrom'; there are none, norm (nearest: norm)"),
         (["--ids", "[[1]]", "--boundary", "none"], "Ouro ends every loop with its norm"),
         (["--ids", "[[1]]", "--device", "tpu"], "no device 'tpu'"),
+        (["--ids", "[[1]]", "--dtype", "fp16"], "no precision 'fp16'; there are fp32, bf16"),
         (["--ids", "[[1]]", "--out", "none/out"], "there is no folder"),
         (["--ids", "[[1]]", "--out", "."], "is a folder"),
         (["--ids", "[[1]]", "--out", "ouro/model.safetensors"], "among the model's own files"),

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.experiments.records import records
+from loopscope.experiments.language import load_language, map_key, measure_iterations, measure_letters
+from loopscope.experiments.records import RECORD, config_of, records
+from loopscope.lm import iteration_tests
+from loopscope.lm.folders import load
+from loopscope.lm.heads import Heads
+from loopscope.lm.text import load_tokenizer
+from loopscope.maps import load_map
 from loopscope.store import Store
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
@@ -87,6 +93,43 @@ def test_antonyms_and_iterations_are_recorded(command: Command, tmp_path: Path) 
     assert [each.experiment for each in records(Store(tmp_path / "store"))] == ["antonyms", "iterations"]
 
 
+def test_bf16_is_measured_and_recorded_apart(command: Command, tmp_path: Path, models: Path) -> None:
+    asked = ("antonyms", "--supervision", "stepwise", "--sequences", "1", "--json")
+    (full,), (half,) = as_json(command(*asked)), as_json(command(*asked, "--dtype", "bf16"))
+    assert half["settings"] == full["settings"] | {"dtype": "bf16"}
+    assert (full["notes"]["model"]["dtype"], half["notes"]["model"]["dtype"]) == ("fp32", "bf16")
+    assert half["scale"] == f"{full['scale']}, in bf16"
+    store = Store(tmp_path / "store")
+    assert len(records(store)) == 2
+    subject = load_language(models / "worded", models / "map", dtype=torch.bfloat16)
+    assert (subject.precision, subject.step.b.dtype) == ("bf16", torch.float32)
+    (steered,) = measure_letters(subject, store, tests=("steering",), heads=Heads.parse("3.1"), count=2)
+    iterated = measure_iterations(subject, store, cases=1)
+    assert (steered.settings["dtype"], iterated.settings["dtype"]) == ("bf16", "bf16")
+    assert iterated.notes["same_h4"] is True
+    assert max(steered.notes["errors"].values()) < 0.2  # a self-patch is the run itself, up to bf16's rounding
+
+
+def test_fp32_is_what_the_bare_map_gives_bit_by_bit(command: Command, tmp_path: Path, models: Path) -> None:
+    as_json(command("iterations", "--cases", "1", "--json"))
+    (kept,) = records(Store(tmp_path / "store"))
+    model, step = load(models / "worded", dtype=torch.float32), load_map(models / "map")
+    bare = iteration_tests.measure(model, load_tokenizer(models / "worded"), step, cases=1)
+    assert set(bare) == set(kept.predictions["iterations"])
+    for name, replies in kept.predictions["iterations"].items():
+        assert torch.equal(replies, bare[name])
+    subject = load_language(models / "worded", models / "map")
+    questions = [request.prompt for request in iteration_tests.requests(1)[:4]]
+    steered, plain = (
+        iteration_tests.common_states(model, subject.tokenizer, each, questions)["J+F"]
+        for each in (subject.steering, step)
+    )
+    assert torch.equal(steered, plain)
+    settings = {"cases": 1, "loops": 4, "boundary": "none"}  # nothing about precision: the key is the one it ever was
+    inputs = {"weights": subject.key, "map": map_key(step)}
+    assert Store(tmp_path / "store").find(RECORD, config_of("iterations", "worded", settings), inputs) is not None
+
+
 def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
@@ -108,6 +151,7 @@ def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Pat
         (("antonyms", "--supervision", "stepwise", "--sequences", "65"), {}, "cannot take 65 of 64 sequences"),
         (("iterations", "--cases", "0"), {}, "a bank of 0 cases"),
         (("iterations", "--device", "tpu"), {}, "tpu"),
+        (("iterations", "--dtype", "half"), {}, "no precision 'half'; there are fp32, bf16"),
         (("words",), {}, "words"),
     ]
     for arguments, where, expected in cases:

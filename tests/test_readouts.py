@@ -86,7 +86,7 @@ def test_a_write_that_fails_leaves_what_was_there(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("out.safetensors", b"before")]
 
-    def interrupted(tensors: object, path: Path) -> None:
+    def interrupted(tensors: object, path: Path, about: object) -> None:
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 

@@ -22,6 +22,8 @@ app.add_typer(lm_app, name="lm")
 
 SOURCES = ("smollm2-135m",)
 
+Chat = Annotated[bool, typer.Option("--chat", help="Put each text into the chat template, as a question.")]
+Precision = Annotated[str, typer.Option("--dtype", help="What the model computes in: fp32 or bf16; maps stay fp32.")]
 Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
 
 
@@ -55,11 +57,12 @@ def lm_readouts(
     path: Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")],
     text: Annotated[list[str] | None, typer.Option(help="A text to read (repeatable).")] = None,
     ids: Annotated[str | None, typer.Option(help='Tokens to read, such as "[[1, 7, 3]]".')] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put each text into the chat template, as a question.")] = False,
+    chat: Chat = False,
     loops: Annotated[int | None, typer.Option(help="Calls of the stack; default: the model's, or 4.")] = None,
     boundary: Ending = None,
     top: Annotated[int, typer.Option(help="How many tokens to show for each loop.")] = 5,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Precision = "fp32",
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every loop and row.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +70,7 @@ def lm_readouts(
     quiet_transformers()
     from loopscope.lm.decoding import pad_left
     from loopscope.lm.folders import load, read_config
-    from loopscope.lm.passes import boundary_named
+    from loopscope.lm.passes import boundary_named, precision_named
     from loopscope.lm.readouts import readouts, write_readouts
     from loopscope.training.jobs import pick_device
 
@@ -76,17 +79,22 @@ def lm_readouts(
     if chat and text is None:
         raise InputError("--chat puts a text into the chat template; give --text")
     kind = None if boundary is None else boundary_named(boundary)
+    precision = precision_named(dtype)
     if top < 1:
         raise InputError(f"--top must be at least 1, not {top} (nearest: 1)")
     read_config(path)  # is it a model folder at all?
     if out is not None:
-        _check_out(out, path)
+        check_out(out, path)
     tokenizer = _tokenizer(path, needed=text is not None)
-    prompts = _tokens(ids) if ids is not None else [_encoded(tokenizer, each, chat) for each in text or ()]
+    if ids is not None:
+        prompts = _tokens(ids)
+    else:
+        assert tokenizer is not None  # loaded, because there is a text
+        prompts = [encoded(tokenizer, each, chat) for each in text or ()]
     tokens, mask = pad_left(prompts)
     with spinner() as tell:
         tell("loading")
-        model = load(path, loops=loops, boundary=kind, device=pick_device(device))
+        model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
         tell("reading")
         found = readouts(model, tokens, mask=mask, last=out is None)
         if out is not None:
@@ -97,6 +105,7 @@ def lm_readouts(
         "model_type": str(read_config(path)["model_type"]),
         "loops": model.loops,
         "boundary": model.boundary,
+        "dtype": dtype,
         "examples": _examples(found, tokenizer, prompts, top),
         "out": None if out is None else str(out),
     }
@@ -105,7 +114,7 @@ def lm_readouts(
     _print(report)
 
 
-def _check_out(out: Path, folder: Path) -> None:
+def check_out(out: Path, folder: Path) -> None:
     """InputError unless a file can be put there, beside the model's own files at most."""
     parent = out.absolute().parent
     if not parent.is_dir():
@@ -125,8 +134,8 @@ def _tokenizer(folder: Path, needed: bool) -> Tokenizer | None:
     return load_tokenizer(folder)
 
 
-def _encoded(tokenizer: Tokenizer | None, text: str, chat: bool) -> list[int]:
-    assert tokenizer is not None  # loaded, because there is a text
+def encoded(tokenizer: Tokenizer, text: str, chat: bool) -> list[int]:
+    """The tokens of a text, or of the chat in which it is the question."""
     return tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
 
 
@@ -171,7 +180,7 @@ def _print(report: dict[str, Any]) -> None:
         loops = example["loops"]
         gated = "gate" in loops[0]
         rows = (
-            (row["loop"], *([f"{row['gate']:.3f}"] if gated else []), "  ".join(map(_named, row["top"])))
+            (row["loop"], *([f"{row['gate']:.3f}"] if gated else []), "  ".join(map(named, row["top"])))
             for row in loops
         )
         title = f"{report['folder']} ({report['model_type']}, boundary {report['boundary']}), example {number}: "
@@ -181,6 +190,7 @@ def _print(report: dict[str, Any]) -> None:
         print(f"logits of every loop: {report['out']}")
 
 
-def _named(choice: dict[str, Any]) -> str:
+def named(choice: dict[str, Any]) -> str:
+    """A likely token for people to read, with its probability."""
     name = choice["id"] if choice["token"] is None else json.dumps(choice["token"], ensure_ascii=False)
     return f"{name} {choice['probability']:.1%}"

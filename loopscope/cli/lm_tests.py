@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loopscope.cli.app import AsJson, print_json, print_table, spinner
-from loopscope.cli.lm import Ending, lm_app, quiet_transformers
+from loopscope.cli.lm import Ending, Precision, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device
 from loopscope.errors import InputError, nearest
@@ -50,6 +50,7 @@ def lm_test_letters(
     boundary: Ending = None,
     batch: Batch = 16,
     device: Device = "auto",
+    dtype: Precision = "fp32",
     as_json: AsJson = False,
 ) -> None:
     """Find the heads that carry the steering of an eight-step walk on discovery pairs; patch them on 256 others."""
@@ -64,7 +65,7 @@ def lm_test_letters(
         first_pairs(each, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     _check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device) as (subject, target, tell):
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
         made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, tell=tell)
     _show(made, as_json)
 
@@ -81,6 +82,7 @@ def lm_test_antonyms(
     boundary: Ending = None,
     batch: Batch = 32,
     device: Device = "auto",
+    dtype: Precision = "fp32",
     as_json: AsJson = False,
 ) -> None:
     """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
@@ -89,7 +91,7 @@ def lm_test_antonyms(
 
     readout_requests(supervision, sequences)
     _check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device) as (subject, target, tell):
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
         made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, tell=tell)
     _show([made], as_json)
 
@@ -105,6 +107,7 @@ def lm_test_iterations(
     boundary: Ending = None,
     batch: Batch = 32,
     device: Device = "auto",
+    dtype: Precision = "fp32",
     as_json: AsJson = False,
 ) -> None:
     """Go on from a common h4 with J and F, with F, with J, or stop: five tasks, 1-8 steps."""
@@ -113,7 +116,7 @@ def lm_test_iterations(
 
     requests(cases)
     _check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device) as (subject, target, tell):
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
         made = measure_iterations(subject, target, cases=cases, batch=batch, tell=tell)
     _show([made], as_json)
 
@@ -125,19 +128,23 @@ def _check_batch(batch: int) -> None:
 
 @contextmanager
 def _at_work(
-    folder: Path, step: Path, store: Path, name: str | None, loops: int | None, boundary: str | None, device: str
-) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:
+    folder: Path, step: Path, store: Path, name: str | None, loops: int | None, boundary: str | None, device: str,
+    dtype: str,
+) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:  # fmt: skip
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
     from loopscope.experiments.language import load_language
-    from loopscope.lm.passes import boundary_named
+    from loopscope.lm.passes import boundary_named, precision_named
     from loopscope.training.jobs import pick_device
 
     ending = None if boundary is None else boundary_named(boundary)
+    precision = precision_named(dtype)
     target = store_to_be(store)
     with spinner() as tell:
         tell("loading")
-        subject = load_language(folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device))
+        subject = load_language(
+            folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device), dtype=precision
+        )
         yield subject, target, tell
 
 

@@ -28,10 +28,11 @@ class Evidence:
     def records(self) -> list[Record]:
         """One record for each experiment, backbone and set of populations, by number of the seed, fresh ones last.
 
-        Of several, it is the one with the most answers: what was measured on all graphs, not on some.
+        Of several, it is the one with the most answers: what was measured on all graphs, not on some.  Of a language
+        model in two precisions it is that in fp32.
         """
-        stored = {_subject_of(record): record for record in sorted(self.stored, key=_answers)}
-        fresh = {_subject_of(record): record for record in sorted(self.fresh, key=_answers)}
+        stored = {_subject_of(record): record for record in sorted(self.stored, key=_worth)}
+        fresh = {_subject_of(record): record for record in sorted(self.fresh, key=_worth)}
         found = [*(record for subject, record in stored.items() if subject not in fresh), *fresh.values()]
         return sorted(found, key=lambda record: (record.experiment, *split(record.facts.name)))
 
@@ -113,8 +114,9 @@ def _subject_of(record: Record) -> tuple[str, ...]:
     return record.experiment, record.facts.name, *spoken, *sorted(record.predictions)
 
 
-def _answers(record: Record) -> int:
-    return sum(nodes.numel() for found in record.predictions.values() for nodes in found.values())
+def _worth(record: Record) -> tuple[int, bool]:
+    answers = sum(nodes.numel() for found in record.predictions.values() for nodes in found.values())
+    return answers, "dtype" not in record.settings
 
 
 def split(name: str) -> tuple[str, int]:

@@ -26,8 +26,9 @@ from loopscope.lm.asking import Speaks, Tell, under
 from loopscope.lm.heads import Heads, Selection, select
 from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_tests import Chosen
-from loopscope.lm.passes import Boundary, LanguageModel
-from loopscope.maps import AffineMap, load_map, map_files
+from loopscope.lm.passes import Boundary, LanguageModel, precision_name
+from loopscope.lm.steering import InFull, load_step
+from loopscope.maps import AffineMap, map_files
 from loopscope.store import Store
 
 LETTERS, ANTONYMS, ITERATIONS = "letters", "antonyms", "iterations"
@@ -76,7 +77,7 @@ LANGUAGE: Mapping[str, LanguageExperiment] = {
 class LanguageSubject:
     """A language model with its tokenizer and map on one device; `key` and `map_key` are SHA-256 of their files.
 
-    `kind` is the architecture, as `model_type` of a config says it.
+    `kind` is the architecture, as `model_type` of a config says it.  The map is in fp32, whatever the model is in.
     """
 
     name: str
@@ -91,6 +92,16 @@ class LanguageSubject:
     def device(self) -> torch.device:
         """Where the model is."""
         return next(iter(self._weights)).device
+
+    @property
+    def precision(self) -> str:
+        """What the model computes in: fp32 or bf16."""
+        return precision_name(next(iter(self._weights)).dtype)
+
+    @property
+    def steering(self) -> InFull:
+        """The map as it is applied to states of the model's precision."""
+        return InFull(self.step)
 
     @property
     def _weights(self) -> list[nn.Parameter]:
@@ -109,7 +120,7 @@ class LanguageSubject:
         return {
             "model": {
                 "type": self.kind, "layers": len(model.layers), "heads": model.heads, "width": model.width,
-                "parameters": sum(each.numel() for each in self._weights),
+                "parameters": sum(each.numel() for each in self._weights), "dtype": self.precision,
             },
             "map": {"family": self.step.family, "key": self.map_key, **self.step.settings()},
         }  # fmt: skip
@@ -123,8 +134,9 @@ def load_language(
     loops: int | None = None,
     boundary: Boundary | None = None,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> LanguageSubject:
-    """A model folder and a saved map as a subject, called `name` or as its folder is.
+    """A model folder and a saved map as a subject, called `name` or as its folder is; the model computes in `dtype`.
 
     InputError where either is none, the map has another width, or there is no tokenizer with a chat template;
     DamagedError for files that cannot be read.
@@ -137,16 +149,12 @@ def load_language(
     tokenizer = load_tokenizer(folder)
     if tokenizer.template is None:
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
-    fitted = load_map(step).requires_grad_(False)
-    width = config.get("hidden_size")
-    if fitted.width != width:
-        raise InputError(f"{step} is a map of width {fitted.width}, but the states of {folder} have width {width}")
+    fitted = load_step(step, folder, config.get("hidden_size"))
     step_key = map_key(fitted)
-    model = load_model(folder, loops=loops, boundary=boundary, device=device)
-    like = next(model.parameters())
+    model = load_model(folder, loops=loops, boundary=boundary, device=device, dtype=dtype)
     return LanguageSubject(
         name or folder.resolve().name, weights_sha256(folder), str(config["model_type"]), model, tokenizer,
-        fitted.to(like), step_key,
+        fitted.float().to(device), step_key,
     )  # fmt: skip
 
 
@@ -167,8 +175,13 @@ Measure = Callable[[], tuple[Predictions, dict[str, Any], float | None]]
 def _recorded(
     subject: LanguageSubject, store: Store, experiment: str, settings: Mapping[str, Any], measure: Measure
 ) -> Record:
-    """The record of these settings: from the store, or measured and written to it."""
+    """The record of these settings: from the store, or measured and written to it.
+
+    Precision is a setting where it is not fp32, and a note always.
+    """
     chosen = {**settings, "loops": subject.model.loops, "boundary": subject.model.boundary}
+    if subject.precision != "fp32":
+        chosen["dtype"] = subject.precision
     inputs = {"weights": subject.key, "map": subject.map_key}
     known = store.find(RECORD, config_of(experiment, subject.name, chosen), inputs)
     if known is not None:
@@ -195,7 +208,7 @@ def selected_heads(subject: LanguageSubject, store: Store, tell: Tell = lambda _
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         tell("choosing heads")
         at = [letter_tests.discovery(subject.tokenizer, name) for name in (DISCOVERY, CONFIRMATION)]
-        found = select(subject.model, subject.step, *at[0], confirmation=at[1])
+        found = select(subject.model, subject.steering, *at[0], confirmation=at[1])
         tried = found.tried if found else ()
         counts = {
             "rescued": torch.tensor([each.rescued for each in tried], dtype=torch.int16),
@@ -253,7 +266,7 @@ def _letters(
 ) -> Measure:
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         found = letter_tests.measure(
-            subject.model, subject.tokenizer, subject.step, test, chosen, count=count, batch=batch, tell=tell
+            subject.model, subject.tokenizer, subject.steering, test, chosen, count=count, batch=batch, tell=tell
         )
         return {test: found.first, f"{test}{WHOLE}": found.whole}, {"errors": found.errors}, found.forwards
 
@@ -275,7 +288,7 @@ def measure_antonyms(
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         at = {"sequences": sequences, "batch": batch}
         depths = antonym_tests.measure_depths(
-            subject.model, subject.tokenizer, subject.step, **at, tell=under("depths", tell)
+            subject.model, subject.tokenizer, subject.steering, **at, tell=under("depths", tell)
         )
         readouts = antonym_tests.measure_readouts(
             subject.model, subject.tokenizer, supervision, **at, tell=under("readouts", tell)
@@ -292,10 +305,10 @@ def measure_iterations(
     first = [request.prompt for request in iteration_tests.requests(cases)[: min(batch, 8)]]
 
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
-        one, *others = iteration_tests.common_states(subject.model, subject.tokenizer, subject.step, first).values()
+        one, *others = iteration_tests.common_states(subject.model, subject.tokenizer, subject.steering, first).values()
         same = all(torch.equal(one, other) for other in others)
         said = iteration_tests.measure(
-            subject.model, subject.tokenizer, subject.step, cases=cases, batch=batch, tell=tell
+            subject.model, subject.tokenizer, subject.steering, cases=cases, batch=batch, tell=tell
         )
         return {ITERATIONS: said}, {"same_h4": same}, None
 
@@ -304,8 +317,8 @@ def measure_iterations(
 
 # ---- what was measured, in words -------------------------------------------------------------------------------------
 
-AMOUNTS = ("pairs", "sequences", "cases")
-"""Settings that say how much was asked; of two records that differ in them alone, the larger one is enough."""
+AMOUNTS = ("pairs", "sequences", "cases", "dtype")
+"""Settings that say how much was asked, and how exactly; of records that differ in them alone, one is enough."""
 
 
 def identity(record: Record) -> tuple[str, ...]:
@@ -332,7 +345,8 @@ def scale_of(record: Record) -> str:
     model = f"{record.facts.name} ({in_millions(parameters)} parameters)"
     if parameters != published.parameters:
         model = f"{model} in place of {published.published_on}"
-    return f"{model}, {how_much(record)}"
+    dtype = record.settings.get("dtype")
+    return f"{model}, {how_much(record)}" + (f", in {dtype}" if dtype else "")
 
 
 def how_much(record: Record) -> str:

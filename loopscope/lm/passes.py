@@ -40,6 +40,23 @@ def boundary_named(name: str) -> Boundary:
     raise InputError(f"no boundary {name!r}; there are {', '.join(there)}{nearest(name, there)}")
 
 
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What a language model may compute in, by name."""
+
+
+def precision_named(name: str) -> torch.dtype:
+    """What to compute in, by its name; InputError where there is nothing of that name."""
+    if name not in PRECISIONS:
+        raise InputError(f"no precision {name!r}; there are {', '.join(PRECISIONS)}{nearest(name, PRECISIONS)}")
+    return PRECISIONS[name]
+
+
+def precision_name(dtype: torch.dtype) -> str:
+    """How a precision is called: fp32, bf16, or for any other torch's own name."""
+    ours = {known: name for name, known in PRECISIONS.items()}
+    return ours.get(dtype, str(dtype).removeprefix("torch."))
+
+
 @runtime_checkable
 class LanguageModel(LoopedModel, Protocol):
     """A looped model that can also be padded and decoded.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +80,15 @@ def write_readouts(file: Path, found: Readouts) -> None:
     tensors = {"logits_by_loop": found.logits, "tokens": found.tokens, "mask": found.mask.long()}
     if found.gates is not None:
         tensors["gate_logits_by_loop"] = found.gates
+    write_tensors(file, tensors)
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Write tensors as safetensors with texts `about` them; as `write_readouts`, whole or not at all."""
     draft = file.with_name(f".{file.name}.{secrets.token_hex(6)}.draft")
     with reporting("write", file):
         try:
-            save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, draft)
+            save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, draft, dict(about or {}))
             with draft.open("rb") as written:
                 os.fsync(written.fileno())
             draft.replace(file)

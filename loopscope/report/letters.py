@@ -73,20 +73,23 @@ class Walkers:
         return {label: found[who] for who, label in self.named.items() if who in found}
 
     def tested(self, test: str) -> dict[str, Record]:
-        """The records of a test; where a model was tested with several sets of heads, those not selected are named."""
+        """The records of a test; with several sets of heads, those not selected are named with their loops."""
         there = [each for each in self.records if test in each.predictions]
         found = {}
         for who, label in self.named.items():
             mine = [each for each in there if identity(each) == who]
             for each in sorted(mine, key=lambda record: not self._selected(label, record)):
                 alone = len(mine) == 1 or self._selected(label, each)
-                found[label if alone else f"{label}, heads {each.settings['heads']}"] = each
+                where = ", ".join(map(str, each.settings.get("patched", ())))
+                found[label if alone else f"{label}, heads {each.settings['heads']} at {where}"] = each
         return found
 
     def _selected(self, label: str, record: Record) -> bool:
         search = self.searched.get(label)
         selection = None if search is None else selection_of(search)
-        return selection is not None and record.settings["heads"] == str(selection.heads)
+        if selection is None:
+            return False
+        return record.settings["heads"] == str(selection.heads) and record.settings["patched"] == [*selection.loops]
 
     @property
     def series(self) -> list[str]:

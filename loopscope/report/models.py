@@ -73,6 +73,7 @@ def models(experiment: str, records: Mapping[str, Sequence[Record]]) -> Listing:
             "kind": str(about["type"]), "parameters": f"{parameters_of(found[0]):,}", "layers": str(about["layers"]),
             "heads": str(about["heads"]), "width": f"{about['width']:,}", "loops": str(found[0].facts.loops),
             "boundary": str(found[0].settings.get("boundary", "")), "J": f"{step.get('family', '')}{rank}",
+            "precision": ", ".join(dict.fromkeys(str(each.settings.get("dtype", "fp32")) for each in found)),
             "asked": "; ".join(dict.fromkeys(map(how_much, found))),
         }  # fmt: skip
     known = LANGUAGE[experiment]
