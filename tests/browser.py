@@ -13,7 +13,8 @@ import numpy as np
 
 from loopscope.experiments.records import Row, Table
 from loopscope.report.contents import FAILS, HOLDS, NOT_RUN, NOW, STORED, Cost, Figure, LedgerRow, Report, Section
-from loopscope.report.figures import Line, components, lines_by_call, paired, rates, stacked_answers, subsets
+from loopscope.report.dots import rates
+from loopscope.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
 from loopscope.report.heat import Walk, heat_maps, label_heat
 from loopscope.stats import Estimate
 

@@ -295,7 +295,7 @@ def test_the_order_of_records_does_not_matter() -> None:
 def test_every_section_is_announced() -> None:
     said: list[str] = []
     report_of(Evidence(), decide(Evidence()), said.append)
-    assert said == [f"drawing {name}" for name in (*SECTIONS, *DEPTH)]
+    assert said == [f"drawing {name}" for name in (*SECTIONS, *DEPTH, *LANGUAGE)]
 
 
 def test_the_lead_says_who_was_chosen_and_by_which_rule(report: Report) -> None:

@@ -20,7 +20,8 @@ from loopscope.experiments.records import Row, Table
 from loopscope.files import StoreError
 from loopscope.report import drawing
 from loopscope.report.contents import HOLDS, NOW, Cost, Figure, LedgerRow, Report, Section, percent
-from loopscope.report.figures import Line, components, lines_by_call, paired, rates, stacked_answers, subsets
+from loopscope.report.dots import rates
+from loopscope.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
 from loopscope.report.heat import Walk, heat_maps, label_heat
 from loopscope.report.page import alone, html, write_page
 from loopscope.report.tables import duration

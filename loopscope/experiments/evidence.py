@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
 
-from loopscope.experiments.language import LANGUAGE, scale_of
+from loopscope.experiments import language_tables
+from loopscope.experiments.language import LANGUAGE, scale_of, subject_of
 from loopscope.experiments.records import Record, Row, Table, percent
 from loopscope.experiments.suite import EXPERIMENTS, Role, Selection, selection
 from loopscope.stats import Estimate, Spread, mean_sd
@@ -62,7 +63,14 @@ class Evidence:
         return [found[name] for name in self.selection.names if name in found]
 
     def tables(self, record: Record) -> list[Table]:
-        """The tables of a record, with the paper's numbers where it is the main backbone's; made once."""
+        """The tables of a record, made once.
+
+        The paper's numbers are beside those of the main backbone and of every language model.
+        """
+        if record.experiment in LANGUAGE:
+            if id(record) not in self._tables:
+                self._tables[id(record)] = language_tables.tables(record)
+            return self._tables[id(record)]
         make = EXPERIMENTS[record.experiment].tables
         if make is None:
             return []
@@ -101,9 +109,9 @@ def _backbones(records: Iterable[Record], experiment: str) -> str:
 
 
 def _subject_of(record: Record) -> tuple[str, ...]:
-    """What one record is enough of.  Language models go by their weights: two folders may have one name."""
-    weights = record.facts.key if record.experiment in LANGUAGE else ""
-    return record.experiment, record.facts.name, weights, *sorted(record.predictions)
+    """What one record is enough of.  Language models go by weights, map and settings: two folders may have one name."""
+    spoken = subject_of(record) if record.experiment in LANGUAGE else ()
+    return record.experiment, record.facts.name, *spoken, *sorted(record.predictions)
 
 
 def _worth(record: Record) -> tuple[int, bool]:
@@ -124,7 +132,7 @@ def in_short(names: Iterable[str]) -> str:
     """
     seeds: dict[str, set[int]] = {}
     said = []
-    for name in names:
+    for name in dict.fromkeys(names):
         if not name.rpartition("-")[2].isdigit():  # of a language model, which has no seed
             said.append(name)
             continue

@@ -122,7 +122,7 @@ class LanguageSubject:
                 "type": self.kind, "layers": len(model.layers), "heads": model.heads, "width": model.width,
                 "parameters": sum(each.numel() for each in self._weights), "dtype": self.precision,
             },
-            "map": {"family": self.step.family, **self.step.settings()},
+            "map": {"family": self.step.family, "key": self.map_key, **self.step.settings()},
         }  # fmt: skip
 
 
@@ -317,19 +317,40 @@ def measure_iterations(
 
 # ---- what was measured, in words -------------------------------------------------------------------------------------
 
+AMOUNTS = ("pairs", "sequences", "cases", "dtype")
+"""Settings that say how much was asked, and how exactly; of records that differ in them alone, one is enough."""
+
+
+def identity(record: Record) -> tuple[str, ...]:
+    """The model, its map and how it was run: name, weights, map, loops, what ends a loop."""
+    settings, step = record.settings, record.notes.get("map", {})
+    run = (str(settings.get("loops", record.facts.loops)), str(settings.get("boundary", "")))
+    return record.facts.name, record.facts.key, str(step.get("key", "")), *run
+
+
+def subject_of(record: Record) -> tuple[str, ...]:
+    """What one record is enough of: the identity, and what was asked, however much of it."""
+    asked = (f"{name} {value}" for name, value in sorted(record.settings.items()) if name not in AMOUNTS)
+    return *identity(record), *asked
+
+
+def parameters_of(record: Record) -> int:
+    """How many parameters the model has."""
+    return int(record.notes["model"]["parameters"])
+
 
 def scale_of(record: Record) -> str:
     """The model and its size beside the published one's, and how much of the test was asked."""
-    published, about = LANGUAGE[record.experiment], record.notes["model"]
-    parameters = int(about["parameters"])
-    model = f"{record.facts.name} ({_millions(parameters)} parameters)"
+    published, parameters = LANGUAGE[record.experiment], parameters_of(record)
+    model = f"{record.facts.name} ({in_millions(parameters)} parameters)"
     if parameters != published.parameters:
         model = f"{model} in place of {published.published_on}"
     dtype = record.settings.get("dtype")
-    return f"{model}, {_asked(record)}" + (f", in {dtype}" if dtype else "")
+    return f"{model}, {how_much(record)}" + (f", in {dtype}" if dtype else "")
 
 
-def _asked(record: Record) -> str:
+def how_much(record: Record) -> str:
+    """How much of the test was asked."""
     match record.settings:
         case {"set": str(name), "pairs": int(count)}:
             return f"{count} of {SETS[name].size} pairs" if count < SETS[name].size else f"{count} pairs"
@@ -340,5 +361,6 @@ def _asked(record: Record) -> str:
     return "discovery pairs"
 
 
-def _millions(count: int) -> str:
+def in_millions(count: int) -> str:
+    """A number of parameters as it is told: 2.7B, 135M."""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M" if count >= 1e6 else f"{count:,}"

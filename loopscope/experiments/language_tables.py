@@ -16,7 +16,7 @@ from loopscope.experiments.records import Record, Row, Table
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.antonyms import LONGEST, TRAINED, is_read_right, is_right
 from loopscope.lm.asking import as_texts
-from loopscope.lm.iterations import TASKS, Request, score, tally
+from loopscope.lm.iterations import TASKS, Request, Score, score, tally
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, first_pairs
 from loopscope.lm.letters import NAMES
 from loopscope.stats import Estimate, cluster_bootstrap, sign_test, wilson
@@ -177,6 +177,13 @@ PAPER_DEPTHS = {
 }  # fmt: skip
 PAPER_SEQUENCES = 64
 
+PAPER_WAY = {"final-only": "chosen", "stepwise": "truncated"}
+PAPER_READOUTS = {
+    "final-only": ((57, 63, 64, 64), (19, 1, 64, 64), (4, 27, 64, 64), (1, 21, 63, 64)),
+    "stepwise": ((64, 0, 0, 0), (0, 64, 0, 0), (0, 0, 64, 0), (0, 0, 0, 64)),
+}
+"""Right of 64 native readouts, by deletion and loop, in the way that each supervision was read in."""
+
 
 def depth_right(record: Record, template: int, steered: bool, depths: Sequence[int]) -> Right:
     """Whether whole replies are the deletions asked for, at these depths, sequence by sequence."""
@@ -209,13 +216,22 @@ def _antonyms(record: Record) -> list[Table]:
     tables = [Table(f"Antonyms, {form}: depths", rows, "Whole replies, in the stepwise form that maps are fitted in.")]
     for way in antonym_tests.WAYS:
         cells = [
-            share(f"loop {loop}: deletion {k}", readout_right(record, way, loop, k), None, "sequence")
+            share(
+                f"loop {loop}: deletion {k}", readout_right(record, way, loop, k), _read(form, way, loop, k), "sequence"
+            )
             for loop in range(1, record.facts.loops + 1)
             for k in range(1, TRAINED + 1)
         ]
         how = "so many loops are made" if way == "truncated" else "all loops are made, and this one is read"
         tables.append(Table(f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}."))
     return tables
+
+
+def _read(form: str, way: str, loop: int, deletion: int) -> float | None:
+    """What was published of a native readout."""
+    if way != PAPER_WAY[form] or loop > TRAINED:
+        return None
+    return PAPER_READOUTS[form][deletion - 1][loop - 1] / PAPER_SEQUENCES
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------
@@ -233,12 +249,20 @@ def is_long(request: Request) -> bool:
     return request.k > TRAINED
 
 
-def iterated(record: Record, branch: str, kept: Callable[[Request], bool], parsed: bool = False) -> Right:
-    """Whether the replies of a branch are right, of the requests that are kept; as a whole, or by what is parsed."""
+def scored(record: Record, branch: str) -> list[tuple[Request, Score]]:
+    """Every request with the score of its reply in a branch."""
     said = as_texts(record.predictions[ITERATIONS][branch])
     asked = iteration_tests.requests(int(record.settings["cases"]))
-    scores = [score(request, text) for request, text in zip(asked, said, strict=True) if kept(request)]
-    return np.array([each.parsed if parsed else each.whole for each in scores])
+    return [(request, score(request, text)) for request, text in zip(asked, said, strict=True)]
+
+
+def iterated(record: Record, branch: str, kept: Callable[[Request], bool], parsed: bool = False) -> Right:
+    """Whether the replies of a branch are right, of the requests that are kept; as a whole, or by what is parsed."""
+    return _right(scored(record, branch), kept, parsed)
+
+
+def _right(scores: Sequence[tuple[Request, Score]], kept: Callable[[Request], bool], parsed: bool = False) -> Right:
+    return np.array([each.parsed if parsed else each.whole for request, each in scores if kept(request)])
 
 
 def long_prompts(record: Record) -> list[str]:
@@ -252,11 +276,12 @@ def _iterations(record: Record) -> list[Table]:
         return {**by_task, "all long": is_long, "all short": lambda request: not is_long(request)}
 
     whole, parsed = [], []
+    scores = {branch: scored(record, branch) for branch in iteration_tests.branches()}
     for part, kept in parts().items():
-        for branch in iteration_tests.branches():
+        for branch, found in scores.items():
             paper = _published(part, branch)
-            whole.append(share(f"{part}: {branch}", iterated(record, branch, kept), paper, "request"))
-            parsed.append(share(f"{part}: {branch}", iterated(record, branch, kept, parsed=True), None, "request"))
+            whole.append(share(f"{part}: {branch}", _right(found, kept), paper, "request"))
+            parsed.append(share(f"{part}: {branch}", _right(found, kept, parsed=True), None, "request"))
     zero = []
     counts = [each for each in tally(iteration_tests.requests(int(record.settings["cases"]))) if each.k > TRAINED]
     for task in TASKS:

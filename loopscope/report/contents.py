@@ -44,12 +44,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Grid:
-    """Several backbones side by side: a line for each, a column for each condition; not all need be there."""
+    """Several backbones side by side: a line for each, a column for each condition; not all need be there.
+
+    `head` says what the lines are.
+    """
 
     title: str
     columns: Sequence[str]
     lines: Mapping[str, Mapping[str, Row]]
     note: str = ""
+    head: str = "backbone"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Listing:
     columns: Sequence[str]
     lines: Mapping[str, Mapping[str, str]]
     note: str = ""
+    head: str = "backbone"
 
 
 Tabled = Table | Grid | Listing

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loopscope.experiments.records import Table
 from loopscope.report.contents import Figure, percent
 from loopscope.report.drawing import (
     BLUE,
@@ -41,7 +40,8 @@ from loopscope.stats import Estimate
 class Line:
     """A series by call; a control is drawn thinner and dashed.
 
-    `at` says where the estimates stand if not at 1, 2, ...; `dots` are single measurements (place, share) behind them.
+    `at` says where the estimates stand if not at 1, 2, ...; `dots` are single measurements (place, share) behind them,
+    `paper` what the paper printed (place, share), drawn as hollow diamonds.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Line:
     control: bool = False
     at: Sequence[int | float] = ()
     dots: Sequence[tuple[float, float]] = ()
+    paper: Sequence[tuple[float, float]] = ()
 
     @property
     def places(self) -> Sequence[int | float]:
@@ -64,43 +65,81 @@ def stacked_answers(
     Whiskers are the intervals of the shares, drawn at each part's end.  Every condition has every answer.
     """
     check_some(name, answers)
-    colours = (GREY, BLUE, ORANGE, PURPLE, FAINT)
 
     def plot(width: int) -> Canvas:
         drawn = canvas(width, 62 + 34 * len(answers))
         axes = drawn.subplots()
-        for place, parts in enumerate(answers.values()):
-            start = 0.0
-            for colour, answer in zip(colours, labels, strict=False):
-                part = parts[answer]
-                axes.barh(place, part.value, 0.66, start, color=colour, edgecolor=PAPER, linewidth=1.0,
-                          label=labels[answer] if place == 0 else None)  # fmt: skip
-                if part.value >= (0.08 if width == WIDE else 0.16):
-                    axes.text(
-                        start + part.value / 2,
-                        place,
-                        percent(part.value),
-                        color=PAPER,
-                        ha="center",
-                        va="center_baseline",
-                    )
-                start += part.value
-                if answer != list(labels)[-1]:
-                    _whisker(axes, place + 0.42, part, start - part.value)
-        axes.set_yticks(range(len(answers)), list(answers), color=INK)
-        axes.set_ylim(len(answers) - 0.45, -0.55)
-        percent_axis(axes, horizontal=True)
+        _stack(axes, answers, labels, 0.08 if width == WIDE else 0.16)
         axes.set_xlabel("answers, %")
-        axes.spines["left"].set_visible(False)
         drawn.legend(
             loc="outside upper left", ncols=len(labels), columnspacing=1.1, handlelength=0.9, handletextpad=0.4
         )
         return drawn
 
-    def words(condition: str, parts: Mapping[str, Estimate]) -> str:
-        return f"{condition}: " + ", ".join(f"{labels[each]} {percent(parts[each].value)} %" for each in labels) + "."
+    return draw(name, title, caption, _stack_in_words(answers, labels), plot)
 
-    return draw(name, title, caption, " ".join(words(*each) for each in answers.items()), plot)
+
+def stacked_panels(
+    name: str, title: str, caption: str, panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]],
+    labels: Mapping[str, str],
+) -> Figure:  # fmt: skip
+    """The same for several models: a panel for each, which need not have the same conditions.
+
+    There is less room, so small parts have no whiskers.
+    """
+    check_some(name, panels)
+
+    def plot(width: int) -> Canvas:
+        columns = min(len(panels), 2) if width == WIDE else 1
+        rows = [list(panels.items())[first : first + columns] for first in range(0, len(panels), columns)]
+        heights = [46 + 25 * max(len(answers) for _, answers in row) for row in rows]
+        drawn = canvas(width, 40 + sum(heights))
+        grid = drawn.subplots(len(rows), columns, squeeze=False, height_ratios=heights).flatten()
+        for axes, (label, answers) in zip(grid, panels.items(), strict=False):
+            _stack(axes, answers, labels, 0.15 if columns > 1 else 0.18, whiskers=0.1)
+            axes.set_title(heading(label, width, columns))
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        for axes in grid[max(0, len(panels) - columns) : len(panels)]:
+            axes.set_xlabel("answers, %")
+        drawn.legend(
+            *grid[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(labels) if width == WIDE else 2,
+            columnspacing=1.1, handlelength=0.9, handletextpad=0.4,
+        )  # fmt: skip
+        return drawn
+
+    told = " ".join(f"{label}: {_stack_in_words(answers, labels)}" for label, answers in panels.items())
+    return draw(name, title, caption, told, plot)
+
+
+def _stack(
+    axes: Axes, answers: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, str], smallest: float,
+    whiskers: float = 0.0,
+) -> None:  # fmt: skip
+    """A bar per condition; parts from the share `smallest` on have their number in them, from `whiskers` on these."""
+    for place, parts in enumerate(answers.values()):
+        start = 0.0
+        for colour, answer in zip((GREY, BLUE, ORANGE, PURPLE, FAINT), labels, strict=False):
+            part = parts[answer]
+            axes.barh(place, part.value, 0.66, start, color=colour, edgecolor=PAPER, linewidth=1.0,
+                      label=labels[answer] if place == 0 else None)  # fmt: skip
+            if part.value >= smallest:
+                axes.text(start + part.value / 2, place, percent(part.value), color=PAPER, ha="center",
+                          va="center_baseline")  # fmt: skip
+            start += part.value
+            if answer != list(labels)[-1] and part.value >= whiskers:
+                _whisker(axes, place + 0.42, part, start - part.value)
+    axes.set_yticks(range(len(answers)), list(answers), color=INK)
+    axes.set_ylim(len(answers) - 0.45, -0.55)
+    percent_axis(axes, horizontal=True)
+    axes.spines["left"].set_visible(False)
+
+
+def _stack_in_words(answers: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, str]) -> str:
+    return " ".join(
+        f"{condition}: " + ", ".join(f"{labels[each]} {percent(parts[each].value)} %" for each in labels) + "."
+        for condition, parts in answers.items()
+    )
 
 
 def lines_by_call(name: str, title: str, caption: str, lines: Sequence[Line]) -> Figure:
@@ -144,8 +183,11 @@ def lines_in_panels(
             axes.set_title(heading(label, width, columns))
             percent_axis(axes, horizontal=False)
             axes.set_xlabel(x)
+            last = max(place for line in lines for place in line.places)
             if doublings:
-                doubling_axis(axes, max(place for line in lines for place in line.places))
+                doubling_axis(axes, last)
+            elif last <= COUNTED:
+                axes.set_xticks(range(1, round(last) + 1))
         for axes in grid[::columns]:
             axes.set_ylabel("right, %")
         for axes in grid[len(panels) :]:
@@ -158,7 +200,8 @@ def lines_in_panels(
         every = -(-len(line.calls) // SPOKEN)
         points = list(zip(line.places, line.calls, strict=True))
         told = ", ".join(f"{percent(each.value)} at {place:g}" for place, each in (*points[:-1:every], points[-1]))
-        return f"{label}, {line.name}: {told}."
+        paper = ", ".join(f"{percent(share)} at {place:g}" for place, share in line.paper)
+        return f"{label}, {line.name}: {told}{f' (paper: {paper})' if paper else ''}."
 
     told = " ".join(words(label, line) for label, lines in panels.items() for line in lines)
     return draw(name, title, caption, f"Per cent right by {x}. {told}", plot)
@@ -166,6 +209,9 @@ def lines_in_panels(
 
 MARKED, SPOKEN = 40, 12
 """A longer series has no markers, and is told by so many points."""
+
+COUNTED = 12
+"""Up to here every place has its number on the axis."""
 
 
 def _line(axes: Axes, line: Line, index: int, markers: bool = True) -> None:
@@ -180,56 +226,10 @@ def _line(axes: Axes, line: Line, index: int, markers: bool = True) -> None:
               marker=MARKERS[index % len(MARKERS)] if markers else "", markersize=5,
               linewidth=1.2 if line.control else 2.0, label=line.name, linestyle=(0, (3, 2)) if line.control else "-",
               markerfacecolor=PAPER if line.control else colour)  # fmt: skip
-
-
-def rates(name: str, title: str, caption: str, tables: Sequence[Table]) -> Figure:
-    """Every row of the tables as a dot with its interval, the paper's value beside it as a hollow diamond."""
-    rows = [(table.title, row) for table in tables for row in table.rows]
-    check_some(name, rows)
-    low = -1.0 if any(row.estimate.value < 0 for _, row in rows) else 0.0
-
-    def plot(width: int) -> Canvas:
-        wide = width == WIDE
-        places, groups, place = [], [], 0.0
-        for index, (group, _) in enumerate(rows):
-            if len(tables) > 1 and (index == 0 or rows[index - 1][0] != group):
-                place += 0.35 if index else 0.0
-                groups.append((place, group))
-                place += 1
-            places.append(place)
-            place += 1
-        drawn = canvas(width, round(66 + place * (23 if wide else 36)))
-        axes = drawn.subplots()
-        for at, (_, row) in zip(places, rows, strict=True):
-            each = row.estimate
-            axes.plot([each.low, each.high], [at, at], color=BLUE, linewidth=2.2, solid_capstyle="butt")
-            axes.plot(each.value, at, "o", color=BLUE, markersize=6.5)
-            if row.paper is not None:
-                axes.plot(
-                    row.paper, at, "D", markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.2, markersize=6.5
-                )
-            if not wide:
-                axes.text(low, at - 0.45, row.name, va="center_baseline")
-            axes.text(1.035, at, percent(each.value), transform=axes.get_yaxis_transform(), va="center_baseline")
-        for at, group in groups:
-            axes.text(0.0, at, group, transform=axes.get_yaxis_transform(), weight="bold", va="center_baseline")
-        axes.set_yticks(places, [row.name if wide else "" for _, row in rows], color=INK)
-        axes.set_ylim(place - 0.4, -0.6 if wide or groups else -0.9)
-        percent_axis(axes, horizontal=True, low=low)
-        axes.spines["left"].set_visible(False)
-        axes.set_xlabel("%")
-        axes.plot([], [], "o", color=BLUE, markersize=6.5, label="ours, with 95 % interval")
-        if any(row.paper is not None for _, row in rows):
-            axes.plot([], [], "D", markerfacecolor="none", markeredgecolor=INK, markersize=6.5, label="paper")
-        drawn.legend(loc="outside upper left", ncols=2, handlelength=1.0, handletextpad=0.4)
-        return drawn
-
-    words = [
-        f"{row.name}: {percent(row.estimate.value)} %"
-        + ("" if row.paper is None else f" (paper {percent(row.paper)})")
-        for _, row in rows
-    ]  # fmt: skip
-    return draw(name, title, caption, "; ".join(words) + ".", plot)
+    if line.paper:
+        axes.plot(*zip(*line.paper, strict=True), "D", markerfacecolor="none", markeredgecolor=colour,
+                  markeredgewidth=1.2, markersize=7.5, clip_on=False)  # fmt: skip
+        axes.plot([], [], "D", markerfacecolor="none", markeredgecolor=INK, markersize=6.5, label="paper")
 
 
 def paired(

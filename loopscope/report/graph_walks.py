@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from loopscope.experiments.claims import Verdict
 from loopscope.experiments.evidence import Evidence, in_short
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
+from loopscope.experiments.records import Record
 from loopscope.experiments.suite import (
     CHAINS,
     COHORTS,
@@ -24,7 +26,9 @@ from loopscope.experiments.suite import (
 )
 from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
 from loopscope.report.extrapolation import chains_section, continuation_section, parity_section
+from loopscope.report.language import antonyms_section, iterations_section
 from loopscope.report.lasting import lasting_section
+from loopscope.report.letters import letters_section
 from loopscope.report.mechanism import matched_section, mechanism_section
 from loopscope.report.walking import composition_section, targets_section, trajectories_section
 
@@ -47,7 +51,8 @@ def report_of(evidence: Evidence, verdicts: Sequence[Verdict], tell: Callable[[s
         tell(f"drawing {name}")
         if (found := section(evidence)) is not None:
             made.append(replace(found, text=(*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))))
-    return Report(TITLE, (*LEAD, *_who(evidence)), made, [_ledger_row(each) for each in verdicts], _costs(evidence))
+    lead = (*LEAD, *_who(evidence), *_spoken(evidence))
+    return Report(TITLE, lead, made, [_ledger_row(each) for each in verdicts], _costs(evidence))
 
 
 def _who(evidence: Evidence) -> list[str]:
@@ -62,6 +67,16 @@ def _who(evidence: Evidence) -> list[str]:
         f"Mechanism backbones are chosen by their native walk alone, before any map is fitted: the first three seeds "
         f"from {cohort.seeds[0]} on whose increments to loops 2 to 6 contain one and two and nothing else but "
         f"{besides}. {these}"
+    ]
+
+
+def _spoken(evidence: Evidence) -> list[str]:
+    """That there are language models, too; nothing where there are none."""
+    if not any(record.experiment in LANGUAGE for record in evidence.records):
+        return []
+    return [
+        "Looped language models stand at the end, each named with its size; the paper's numbers beside theirs are of "
+        "the paper's own models. Their intervals are over independent pairs, sequences or requests."
     ]
 
 
@@ -87,12 +102,18 @@ def _costs(evidence: Evidence) -> list[Cost]:
     shown = list(evidence.fresh) or evidence.records
     return [
         Cost(
-            f"{record.experiment} on {record.facts.name}", float(record.cost["seconds"]), record.cost["device"],
+            f"{_asked(record)} on {record.facts.name}", float(record.cost["seconds"]), record.cost["device"],
             record.cost.get("forwards"), record.cost.get("plain"),
         )
         for record in shown
         if record.cost
     ]  # fmt: skip
+
+
+def _asked(record: Record) -> str:
+    """The experiment and, of the letter walk, which part of it."""
+    part = record.settings.get("set", record.settings.get("supervision")) if record.experiment in LANGUAGE else None
+    return record.experiment if part is None else f"{record.experiment}, {part},"
 
 
 EXPERIMENTS_OF = {"composition": (TWO_CALLS, EIGHT_CALLS), "mechanism": (CROSSING, SWITCHING)}
@@ -108,4 +129,7 @@ SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
     CONTINUATION: continuation_section,
     PARITY: parity_section,
     CHAINS: chains_section,
+    LETTERS: letters_section,
+    ANTONYMS: antonyms_section,
+    ITERATIONS: iterations_section,
 }

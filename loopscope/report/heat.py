@@ -13,7 +13,20 @@ import numpy as np
 from jaxtyping import Float
 
 from loopscope.report.contents import Figure, percent
-from loopscope.report.drawing import ALARM, HEAT, PAPER, RAMP, WIDE, Axes, Canvas, canvas, check_some, draw, heading
+from loopscope.report.drawing import (
+    ALARM,
+    HEAT,
+    INK,
+    PAPER,
+    RAMP,
+    WIDE,
+    Axes,
+    Canvas,
+    canvas,
+    check_some,
+    draw,
+    heading,
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,40 @@ def label_heat(
 
     def words(label: str, shares: Float[np.ndarray, "rows columns"]) -> str:
         rows = "; ".join(f"{y} {row}: " + " ".join(map(percent, values)) for row, values in enumerate(shares))
+        return f"{label}, per cent by {x}: {rows}."
+
+    return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)
+
+
+def matrices(
+    name: str, title: str, caption: str, panels: Mapping[str, Float[np.ndarray, "rows columns"]], x: str, y: str
+) -> Figure:
+    """Small matrices of shares with their numbers written in, per cent: rows downwards along `y`, both from 1."""
+    check_some(name, panels)
+
+    def plot(width: int) -> Canvas:
+        columns = min(len(panels), 4 if width == WIDE else 2)
+        drawn, grid, bar = _multiples(width, len(panels), columns)
+        for index, (axes, (label, shares)) in enumerate(zip(grid, panels.items(), strict=True)):
+            rows, across = shares.shape
+            axes.pcolormesh(np.arange(across + 1) + 0.5, np.arange(rows + 1) + 0.5, shares, cmap=RAMP, vmin=0, vmax=1,
+                            linewidth=0, antialiased=False)  # fmt: skip
+            for row, column in np.ndindex(rows, across):
+                share = float(shares[row, column])
+                axes.text(column + 1, row + 1, f"{100 * share:.0f}", color=PAPER if share > 0.55 else INK, ha="center",
+                          va="center_baseline")  # fmt: skip
+            axes.set_title(heading(label, min(width, 200 * columns), columns))
+            axes.set_xticks(range(1, across + 1))
+            axes.set_yticks(range(1, rows + 1))
+            axes.invert_yaxis()
+            _outer_labels(axes, index, len(panels), columns, x, y)
+            if index + columns >= len(panels):
+                axes.set_xlabel(x)
+        _colour_bar(bar, "right, %")
+        return drawn
+
+    def words(label: str, shares: Float[np.ndarray, "rows columns"]) -> str:
+        rows = "; ".join(f"{y} {row}: " + " ".join(map(percent, values)) for row, values in enumerate(shares, 1))
         return f"{label}, per cent by {x}: {rows}."
 
     return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)

@@ -17,7 +17,8 @@ from loopscope.experiments.suite import (
     SWITCHING,
 )
 from loopscope.report.contents import Figure, Grid, Section
-from loopscope.report.figures import components, curves, paired, rates, subsets
+from loopscope.report.dots import rates
+from loopscope.report.figures import components, curves, paired, subsets
 from loopscope.stats import Estimate
 from loopscope.tasks.populations import population
 

@@ -59,7 +59,7 @@ def _grid(table: Grid, number: int) -> str:
 
     counts = sorted({row.n for rows in table.lines.values() for row in rows.values()})
     n = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}" if counts else "none"
-    head = [("backbone", False), *((words(column), True) for column in table.columns)]
+    head = [(words(table.head), False), *((words(column), True) for column in table.columns)]
     body = _body(line(*each) for each in table.lines.items())
     return _boxed("numbers grid", number, table.title, head, body, f"Per cent; n = {n}. {table.note}")
 
@@ -68,7 +68,7 @@ def _listing(table: Listing, number: int) -> str:
     def line(name: str, told: Mapping[str, str]) -> str:
         return _row(_name(words(name)), *(_cell(words(told.get(each, "")), number=True) for each in table.columns))
 
-    head = [("backbone", False), *((words(column), True) for column in table.columns)]
+    head = [(words(table.head), False), *((words(column), True) for column in table.columns)]
     return _boxed(
         "numbers grid", number, table.title, head, _body(line(*each) for each in table.lines.items()), table.note
     )

@@ -17,7 +17,8 @@ from loopscope.experiments.suite import (
     TWO_CALLS,
 )
 from loopscope.report.contents import Figure, Grid, Section, percent
-from loopscope.report.figures import Line, lines_by_call, rates, stacked_answers
+from loopscope.report.dots import rates
+from loopscope.report.figures import Line, lines_by_call, stacked_answers
 from loopscope.report.heat import Walk, heat_maps, label_heat
 from loopscope.stats import Estimate
 

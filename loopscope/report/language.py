@@ -1,0 +1,265 @@
+"""Sections on antonyms and iterations in language models: depths, native readouts, four ways on from h4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product, zip_longest
+
+import numpy as np
+from jaxtyping import Float
+
+from loopscope.experiments.claims import decided_by
+from loopscope.experiments.evidence import Evidence
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, identity
+from loopscope.experiments.language_tables import (
+    PAPER_DEPTHS,
+    PAPER_READOUTS,
+    PAPER_SEQUENCES,
+    PAPER_WAY,
+    depth_right,
+    scored,
+    share,
+)
+from loopscope.experiments.records import Record, Row
+from loopscope.lm import antonym_tests, iteration_tests
+from loopscope.lm.antonyms import HELD_OUT_TEMPLATE, LONGEST, TRAINED
+from loopscope.lm.iterations import TASKS, Tally, tally
+from loopscope.report.contents import Figure, Grid, Section
+from loopscope.report.dots import Spot, dots
+from loopscope.report.figures import Line, lines_in_panels
+from loopscope.report.heat import matrices
+from loopscope.report.models import INTERVALS, labels, measured_on, models, printed, published, rows_of
+from loopscope.stats import Estimate
+
+SHADED = (0.7, TRAINED + 0.5)
+"""Grey: steps that backbones were trained on."""
+
+Labelled = Mapping[str, Record]
+
+
+def _labelled(records: Sequence[Record]) -> dict[str, Record]:
+    named = labels(records)
+    return {label: each for who, label in named.items() for each in records if identity(each) == who}
+
+
+# ---- antonyms --------------------------------------------------------------------------------------------------------
+
+WORDINGS = {template: "" if template == 0 else ", held-out wording" for template in antonym_tests.TEMPLATES}
+DEEP = range(TRAINED + 1, LONGEST + 1)
+
+ANTONYM_HOW = (
+    "Antonyms that stand side by side are deleted one pair at a time; asked is which pair goes at deletion k. "
+    "Backbones were trained on deletions 1 to 4, maps on 1 to 8, and J stands after every loop. A final-only backbone "
+    "learned the answer after its last loop, a stepwise one deletion t after t loops. Both are asked for depths in the "
+    f"form that maps are fitted in; a reply is right as a whole. {INTERVALS.format('sequences')}"
+)
+
+
+def antonyms_section(evidence: Evidence) -> Section | None:
+    """Depths with and without J, and native readouts, of whatever models were measured; None without any."""
+    records = evidence.every(ANTONYMS)
+    if not records:
+        return None
+    found = by_form(records)
+    mine: dict[str, list[Record]] = {}
+    for label, _, record in found:
+        mine.setdefault(label, []).append(record)
+    more = [table.under(label) for label, _, record in found for table in evidence.tables(record)]
+    return Section(
+        ANTONYMS, "Language models: antonyms", LANGUAGE[ANTONYMS].question,
+        [measured_on(ANTONYMS, mine), ANTONYM_HOW], [_depths(evidence, found), _readouts(evidence, found)],
+        [models(ANTONYMS, mine), *depth_tables(found)], decided_by(ANTONYMS), more,
+    )  # fmt: skip
+
+
+def by_form(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
+    """Name, supervision and record of all models: final-only and stepwise ones by turns, the largest first."""
+    named = labels(records)
+    forms = [
+        [(label, form, each) for who, label in named.items() for each in records
+         if identity(each) == who and each.settings["supervision"] == form]
+        for form in antonym_tests.FORMS
+    ]  # fmt: skip
+    return [each for some in zip_longest(*forms) for each in some if each is not None]
+
+
+def _depths(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> Figure:
+    panels = {}
+    for label, form, record in found:
+        rows = rows_of(evidence, record, f"Antonyms, {form}: depths")
+        lines = []
+        for template, steered in ((0, True), (0, False), (HELD_OUT_TEMPLATE, True)):
+            name = antonym_tests.depth_name(template, steered)
+            calls = [rows[f"{name}, k = {k}"] for k in range(1, LONGEST + 1)]
+            paper = [(float(k), row.paper) for k, row in enumerate(calls, 1) if row.paper is not None]
+            said = f"{'J' if steered else 'no map'}{WORDINGS[template]}"
+            lines.append(Line(said, [row.estimate for row in calls], template > 0, paper=() if template else paper))
+        panels[f"{form}: {label}"] = lines
+    caption = (
+        "Right replies by the deletion that was asked for, with 95 % intervals. Dashed: a wording that neither "
+        "backbone nor map was trained on. Diamonds: the paper's, in the trained wording. Grey: deletions that "
+        "backbones were trained on."
+    )
+    return lines_in_panels("antonyms-depths", "How deep J leads", caption, panels, "deletion k", SHADED)
+
+
+def _readouts(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> Figure:
+    forms = list(dict.fromkeys(form for _, form, _ in found))
+    panels = {f"{form}, {published(ANTONYMS)}": np.array(PAPER_READOUTS[form]) / PAPER_SEQUENCES for form in forms}
+    for label, form, record in found:
+        panels[f"{form}, {label}"] = readout_matrix(evidence, record, form)
+    caption = (
+        "Without J, right readouts after every loop, as the paper reads them: of stepwise backbones, which deletion a "
+        "run of so many loops says when four are asked for; of final-only ones, whether loop t of a whole run says the "
+        "deletion that is asked for. The other way to read is in the folded tables."
+    )
+    return matrices("antonyms-readouts", "What each loop says", caption, panels, "loop", "deletion")
+
+
+def readout_matrix(evidence: Evidence, record: Record, form: str) -> Float[np.ndarray, "deletions loops"]:
+    """Right readouts by deletion and loop, in the way that the paper reads this form."""
+    rows = rows_of(evidence, record, f"Antonyms, {form}: native readouts, {PAPER_WAY[form]}")
+    loops = range(1, record.facts.loops + 1)
+    return np.array([[rows[f"loop {t}: deletion {k}"].estimate.value for t in loops] for k in range(1, TRAINED + 1)])
+
+
+def depth_tables(found: Sequence[tuple[str, str, Record]]) -> list[Grid]:
+    """By supervision, a line for every wording, J or none, and model; columns are depths, untrained ones together."""
+    depths = {**{f"k = {k}": (k,) for k in range(1, LONGEST + 1)}, f"{DEEP[0]}-{DEEP[-1]}": tuple(DEEP)}
+    note = "Wilson's intervals, which in the last column take the depths of one sequence as independent."
+    made = []
+    for form in dict.fromkeys(form for _, form, _ in found):
+        mine = {label: record for label, which, record in found if which == form}
+        lines: dict[str, dict[str, Row]] = {}
+        for template, steered in product(WORDINGS, (False, True)):
+            said = f"{'J' if steered else 'no map'}{WORDINGS[template]}"
+            for label, record in mine.items():
+                lines[f"{said}, {label}"] = {
+                    name: share(name, depth_right(record, template, steered, asked), unit="sequence")
+                    for name, asked in depths.items()
+                }
+            counts = PAPER_DEPTHS[form].get(antonym_tests.depth_name(template, steered))
+            if counts is not None:
+                lines[f"{said}, {published(ANTONYMS)}"] = {
+                    name: printed(sum(counts[k - 1] for k in asked) / PAPER_SEQUENCES / len(asked), PAPER_SEQUENCES)
+                    for name, asked in depths.items()
+                }
+        made.append(Grid(f"Right replies by depth, {form}", list(depths), lines, note, "model"))
+    return made
+
+
+# ---- iterations ------------------------------------------------------------------------------------------------------
+
+BRANCHES = {"J+F": "J and F", "F": "F alone", "J": "J alone", "stop": "stop"}
+BASELINES = {
+    "stops_early": "stops after 4 steps",
+    "repeats_start": "repeats the start",
+    "says_one_thing": "says one thing",
+}
+BASELINE = "best baseline"
+
+ITERATION_HOW = (
+    "A rule is to be applied k times: successor, weekday, doubling, Fibonacci, Collatz. Backbones were trained on one "
+    "to four steps in four loops, J on one to eight in eight. All runs have the same h4, made with J before loops 2 to "
+    "4; from there four more calls with J before each, four calls alone, four maps alone, or nothing. "
+    f"{INTERVALS.format('requests')}",
+    "Baselines are counted, not measured: stopping after four steps, repeating the start, and the answer that is right "
+    "most often. They are right now and then: weekdays come round after seven steps, Collatz walks end in a cycle, and "
+    "weekday, doubling and Fibonacci have only two starts that training leaves out.",
+)
+
+
+def iterations_section(evidence: Evidence) -> Section | None:
+    """Four branches by task and number of steps, of whatever models were measured; None without any."""
+    records = evidence.every(ITERATIONS)
+    if not records:
+        return None
+    found = _labelled(records)
+    figures = [_by_steps(number, *each) for number, each in enumerate(found.items(), 1)]
+    figures.append(_short_and_long(evidence, found))
+    apart = [label for label, record in found.items() if not record.notes.get("same_h4")]
+    same = "h4 was the same in all branches, bit by bit" + (f", but not in {'; '.join(apart)}." if apart else ".")
+    more = [table.under(label) for label, record in found.items() for table in evidence.tables(record)]
+    return Section(
+        ITERATIONS, "Language models: iterations", LANGUAGE[ITERATIONS].question,
+        [measured_on(ITERATIONS, found), *ITERATION_HOW, same], figures,
+        [models(ITERATIONS, {label: [record] for label, record in found.items()}), branches_table(evidence, found)],
+        decided_by(ITERATIONS), more,
+    )  # fmt: skip
+
+
+def _by_steps(number: int, label: str, record: Record) -> Figure:
+    cases = int(record.settings["cases"])
+    counted = {(each.task, each.k): each for each in tally(iteration_tests.requests(cases))}
+    cells: dict[tuple[str, str, int], list[bool]] = {}
+    for branch in BRANCHES:
+        for request, each in scored(record, branch):
+            cells.setdefault((branch, request.task, request.k), []).append(each.whole)
+    panels: dict[str, list[Line]] = {}
+    for title, mine in {**{task: [task] for task in TASKS}, "all tasks": [*TASKS]}.items():
+        lines = []
+        for branch, said in BRANCHES.items():
+            by_k = [np.concatenate([cells[branch, task, k] for task in mine]) for k in range(1, LONGEST + 1)]
+            lines.append(Line(said, [share(said, each, unit="request").estimate for each in by_k]))
+        best = [_best([counted[task, k] for task in mine]) for k in range(1, LONGEST + 1)]
+        lines.append(Line(BASELINE, best, control=True))
+        panels[title] = lines
+    caption = (
+        f"Whole answers that are right by the steps asked for, {cases} requests for each task and k, with 95 % "
+        "intervals. Dashed: the best of three baselines. Grey: steps that the backbone was trained on."
+    )
+    title = f"Four ways on from h4, {label}"
+    return lines_in_panels(f"iterations-{number}", title, caption, panels, "steps k", SHADED)
+
+
+def _best(counted: Sequence[Tally]) -> Estimate:
+    """The share that the best baseline has right, chosen for each task; counted, so without an interval."""
+    requests = sum(each.requests for each in counted)
+    right = sum(max(getattr(each, name) for name in BASELINES) for each in counted) / requests
+    return Estimate(right, right, right, requests, "request", 0)
+
+
+def _short_and_long(evidence: Evidence, found: Labelled) -> Figure:
+    rows = {label: rows_of(evidence, record, "Iterations: whole") for label, record in found.items()}
+    groups = {
+        part: [
+            Spot(said, {label: each[f"{part}: {branch}"].estimate for label, each in rows.items()},
+                 next(iter(rows.values()))[f"{part}: {branch}"].paper)
+            for branch, said in BRANCHES.items()
+        ]
+        for part in _parts()
+    }  # fmt: skip
+    caption = (
+        "Whole answers that are right with 95 % intervals; long requests are for 5 to 8 steps, short ones for 1 to 4. "
+        "Diamonds: the paper's numbers."
+    )
+    return dots("iterations-long", "Long and short requests", caption, groups, list(found))
+
+
+def _parts() -> list[str]:
+    return [*(f"{task}, long" for task in TASKS), "all long", "all short"]
+
+
+def branches_table(evidence: Evidence, found: Labelled) -> Grid:
+    """A line for every part of the requests and every model, columns for branches and baselines."""
+    lines: dict[str, dict[str, Row]] = {}
+    counted = {label: tally(iteration_tests.requests(int(each.settings["cases"]))) for label, each in found.items()}
+    for part in _parts():
+        for label, record in found.items():
+            rows = rows_of(evidence, record, "Iterations: whole")
+            mine = {said: rows[f"{part}: {branch}"] for branch, said in BRANCHES.items()}
+            lines[f"{part}, {label}"] = {**mine, **_baselines(part, counted[label])}
+        paper = {said: printed(row.paper, row.n) for said, row in mine.items() if row.paper is not None}
+        lines[f"{part}, {published(ITERATIONS)}"] = paper
+    note = (
+        "Whole answers. Baselines are counted on the same requests; says one thing: for each task and k, the best one."
+    )
+    return Grid("Four ways on, by task", [*BRANCHES.values(), *BASELINES.values()], lines, note, "requests")
+
+
+def _baselines(part: str, counted: Sequence[Tally]) -> dict[str, Row]:
+    """What is right without iterating on, of one part of the requests."""
+    task = part.removesuffix(", long")
+    mine = [each for each in counted if (each.k <= TRAINED) == (part == "all short") and task in (each.task, part)]
+    of = sum(each.requests for each in mine)
+    return {said: printed(sum(getattr(each, name) for each in mine) / of, of) for name, said in BASELINES.items()}
