@@ -121,9 +121,10 @@ class LastingFits(WalkFits):
         return Step(torch.stack(losses).mean(0), drawn[self.source])
 
     def scores(self, stage: int) -> list[tuple[float, ...]]:
-        """On the selection population, in fp32, the mean over `scored` calls of the accuracy, or of minus the loss.
+        """On the selection population, the mean over `scored` calls of the accuracy, or of minus the loss.
 
-        Maps that take turns share the score of their strand, and so are selected at the same update.
+        On a GPU with products in fp16, as precise as those of the fit: so many calls are slow in fp32.  Maps
+        that take turns share the score of their strand, and so are selected at the same update.
         """
         strands, (states, path) = len(self.strands), self.selection
         total, base = torch.zeros(strands, len(states), device=states.device), self.lasting.base
@@ -136,7 +137,7 @@ class LastingFits(WalkFits):
             for call in range(self.lasting.scored):
                 first = torch.tensor(call * len(states) + start, device=h.device)
                 letter = self._letters(self.scored_keys, first, len(h))[self.fit_of]
-                at, logits = self._call(self.exact, at, letter)
+                at, logits = self._call(self.ahead, at, letter)
                 right = logits.argmax(-1) == at.nodes
                 total[:, piece] += -each_loss(logits, at.nodes) if self.lasting.score == "loss" else right
             start += len(h)
