@@ -172,6 +172,22 @@ def test_fresh_records_come_first_then_the_largest_model() -> None:
     assert in_short(["smollm2-135m", "d8l6-3", "d8l6-4", "ouro"]) == "smollm2-135m; ouro; d8l6-3, 4"
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_of_models_of_one_size_the_one_looped_as_published_counts(names: tuple[str, str]) -> None:
+    """Ouro's loops end with the final norm; of two such models the first by name counts, whatever the order."""
+    arms = [("none", PAPER_STEERING | {"steered": 0}), ("norm", PAPER_STEERING)]
+    plain, normed = (
+        replace(made, facts=replace(made.facts, name=name), settings={**made.settings, "boundary": boundary})
+        for name, (boundary, counts) in zip(names, arms, strict=True)
+        for made in [letters("steering", counts)]
+    )
+    for found in ((plain, normed), (normed, plain)):
+        assert verdicts(*found)["letter.steer"].verdict == HOLDS
+    second = replace(plain, facts=replace(plain.facts, name="c"), settings=normed.settings)
+    for found in ((second, normed), (normed, second)):
+        assert verdicts(*found)["letter.steer"].verdict == HOLDS
+
+
 def test_tables_have_the_papers_numbers_beside() -> None:
     first, gap = tables(letters("steering", PAPER_STEERING))
     assert all(row.paper == row.estimate.value for row in first.rows)

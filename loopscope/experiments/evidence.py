@@ -34,7 +34,7 @@ class Evidence:
         stored = {_subject_of(record): record for record in sorted(self.stored, key=_worth)}
         fresh = {_subject_of(record): record for record in sorted(self.fresh, key=_worth)}
         found = [*(record for subject, record in stored.items() if subject not in fresh), *fresh.values()]
-        return sorted(found, key=lambda record: (record.experiment, *split(record.facts.name)))
+        return sorted(found, key=lambda record: (record.experiment, *split(record.facts.name), record.facts.name))
 
     @cached_property
     def selection(self) -> Selection:

@@ -42,12 +42,13 @@ WHOLE = "-whole"
 
 @dataclass(frozen=True)
 class LanguageExperiment:
-    """One kind of test: its question, and the model it was published on, with its size in parameters."""
+    """One kind of test: its question, and the model it was published on with its parameters and what ends its loops."""
 
     name: str
     question: str
     published_on: str
     parameters: int
+    boundary: Boundary
 
     @property
     def command(self) -> str:
@@ -60,14 +61,15 @@ LANGUAGE: Mapping[str, LanguageExperiment] = {
     for each in (
         LanguageExperiment(
             LETTERS, "Do the attention patterns of a few heads carry what J does to an eight-step letter walk?",
-            "Ouro-2.6B", 2_667_974_657,
+            "Ouro-2.6B", 2_667_974_657, "norm",
         ),
         LanguageExperiment(
             ANTONYMS, "How does supervision decide what each loop says, and what J can reach?", "Ouro-2.6B",
-            2_667_974_657,
+            2_667_974_657, "norm",
         ),
         LanguageExperiment(
-            ITERATIONS, "Does it take J, F or both to iterate beyond the trained steps?", "Qwen3-8B", 8_190_735_360
+            ITERATIONS, "Does it take J, F or both to iterate beyond the trained steps?", "Qwen3-8B", 8_190_735_360,
+            "none",
         ),
     )
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
 
-Where several models were measured, those measured just now come first, and of these the largest counts.  A claim about
-what destroys or repairs an answer is not judged where there is nothing to destroy or repair.
+Where several models were measured, those measured just now come first, and of these the largest counts; of several as
+large, one whose loops end as the published model's do, and then the first by name.  A claim about what destroys or
+repairs an answer is not judged where there is nothing to destroy or repair.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LETTERS
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
 from loopscope.experiments.language_tables import (
     broken,
     depth_right,
@@ -38,9 +39,10 @@ DAMAGED = 0.20
 def _largest(evidence: Evidence, records: Iterable[Record]) -> Record | None:
     """The record that counts."""
 
-    def rank(record: Record) -> tuple[bool, int, int]:
+    def rank(record: Record) -> tuple[bool, int, bool, int]:
         answers = sum(each.numel() for found in record.predictions.values() for each in found.values())
-        return evidence.is_fresh(record), int(record.notes["model"]["parameters"]), answers
+        as_published = record.settings.get("boundary") == LANGUAGE[record.experiment].boundary
+        return evidence.is_fresh(record), int(record.notes["model"]["parameters"]), as_published, answers
 
     return max(records, key=rank, default=None)
 
