@@ -26,7 +26,7 @@ from loopscope.store import Store
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
 from loopscope.training.jobs import Progress, Settings
-from loopscope.training.recipes import BackboneRecipe, LastingFit, MapRecipe, WalkFit
+from loopscope.training.recipe import BackboneRecipe, LastingFit, MapRecipe, WalkFit
 from loopscope.zoo import open_zoo
 from tests.toys import CPU, toy_map, toy_walk
 

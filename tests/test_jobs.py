@@ -21,13 +21,8 @@ from loopscope.store import Artefact, Store
 from loopscope.training import jobs
 from loopscope.training.jobs import Finished, MembersFailedError, Progress, Settings, initial_model
 from loopscope.training.objective import Step
-from loopscope.training.recipes import (
-    BackboneRecipe,
-    MapRecipe,
-    RelationFit,
-    backbone_recipe,
-    map_recipe,
-)
+from loopscope.training.recipe import BackboneRecipe, MapRecipe, RelationFit
+from loopscope.training.recipes import backbone_recipe, map_recipe
 from loopscope.training.relations import RelationFits
 from loopscope.training.stack import Stack
 from loopscope.training.walks import WalkBackbones, WalkFits

@@ -18,7 +18,8 @@ from loopscope.tasks.populations import population
 from loopscope.training import jobs, lasting, walks
 from loopscope.training.lasting import LastingFits, Walkers, strands_of
 from loopscope.training.objective import Carrying
-from loopscope.training.recipes import LastingFit, MapRecipe, WalkFit, map_recipe
+from loopscope.training.recipe import LastingFit, MapRecipe, WalkFit
+from loopscope.training.recipes import map_recipe
 from loopscope.training.trainer import Trainer
 from loopscope.training.walks import WalkFits
 from tests.test_cohort import check_gradient

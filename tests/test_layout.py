@@ -15,7 +15,8 @@ from loopscope.training.cohort import Cohort
 from loopscope.training.layout import Layout, Runs, SharedBeginnings, layout_of
 from loopscope.training.objective import Step
 from loopscope.training.ops import BEGUN, Weight, shared_rows
-from loopscope.training.recipes import BackboneRecipe, tiny
+from loopscope.training.recipe import BackboneRecipe
+from loopscope.training.recipes import tiny
 from loopscope.training.walks import WalkBackbones
 
 SEEDS, CALLS = 3, 3

@@ -19,13 +19,7 @@ from loopscope.training import parity, walks
 from loopscope.training.jobs import initial_model
 from loopscope.training.objective import Objective, Step, new_map
 from loopscope.training.parity import ParityBackbones, ParityFits
-from loopscope.training.recipes import (
-    BackboneRecipe,
-    GraphData,
-    MapRecipe,
-    ParityFit,
-    WalkFit,
-)
+from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, ParityFit, WalkFit
 from loopscope.training.relations import RelationBackbones, RelationFits
 from loopscope.training.stack import Stack
 from loopscope.training.trainer import Trainer

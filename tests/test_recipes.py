@@ -18,8 +18,7 @@ from loopscope.training import parity, relations
 from loopscope.training.costs import training_flops
 from loopscope.training.jobs import initial_model
 from loopscope.training.objective import new_map
-from loopscope.training.recipes import (
-    RECIPES,
+from loopscope.training.recipe import (
     BackboneRecipe,
     GraphData,
     ParityData,
@@ -28,10 +27,8 @@ from loopscope.training.recipes import (
     RelationFit,
     Schedule,
     WalkFit,
-    backbone_recipe,
-    map_recipe,
-    recipe,
 )
+from loopscope.training.recipes import RECIPES, backbone_recipe, map_recipe, recipe
 
 WALKS = ["d8l6", "d8l8", "matched-final", "matched-stepwise", "n8-d8l8"]
 ONE_CALL = ["stay", "one", "two"]

@@ -35,7 +35,8 @@ from loopscope.experiments.trajectories import Trajectory, increments
 from loopscope.program import F, J, Program
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
-from loopscope.training.recipes import WalkFit, backbone_recipe, map_recipe
+from loopscope.training.recipe import WalkFit
+from loopscope.training.recipes import backbone_recipe, map_recipe
 from loopscope.zoo import open_zoo
 
 ROLES: tuple[Role, ...] = ("main", "mechanism", "other")

@@ -16,10 +16,7 @@ from loopscope.training.cohort import Precision
 from loopscope.training.jobs import initial_model
 from loopscope.training.objective import Step
 from loopscope.training.parity import ParityBackbones
-from loopscope.training.recipes import (
-    Schedule,
-    Stage,
-)
+from loopscope.training.recipe import Schedule, Stage
 from loopscope.training.relations import RelationBackbones
 from loopscope.training.stack import Stack
 from loopscope.training.streams import absorb

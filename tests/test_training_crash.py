@@ -27,7 +27,7 @@ from loopscope.store import Store
 from loopscope.tasks.populations import held_out
 from loopscope.training import jobs
 from loopscope.training.jobs import Finished, Progress
-from loopscope.training.recipes import BackboneRecipe, Schedule
+from loopscope.training.recipe import BackboneRecipe, Schedule
 from tests.test_jobs import StoppedError, checkpoints, settings_of, stop_after
 from tests.test_store_crash import Nursery, drafts, gate_at, outcome_of, say, serve
 from tests.toys import stage_of, toy_map, toy_walk

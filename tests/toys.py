@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopscope.training.objective import Objective
-from loopscope.training.recipes import (
+from loopscope.training.recipe import (
     BackboneRecipe,
     MapRecipe,
     Optimiser,
@@ -19,9 +19,8 @@ from loopscope.training.recipes import (
     Schedule,
     Stage,
     WalkFit,
-    backbone_recipe,
-    map_recipe,
 )
+from loopscope.training.recipes import backbone_recipe, map_recipe
 from loopscope.training.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -27,7 +27,8 @@ SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
 def recipes(as_json: AsJson = False) -> None:
     """List the recipes with what they cost."""
     from loopscope.training.costs import training_flops
-    from loopscope.training.recipes import RECIPES, BackboneRecipe
+    from loopscope.training.recipe import BackboneRecipe
+    from loopscope.training.recipes import RECIPES
 
     rows = [
         {

@@ -24,15 +24,8 @@ from loopscope.training.costs import training_flops
 from loopscope.training.jobs import BACKBONES, FITS, initial_model
 from loopscope.training.objective import Objective, new_map
 from loopscope.training.parity import ParityBackbones
-from loopscope.training.recipes import (
-    BackboneRecipe,
-    GraphData,
-    MapRecipe,
-    ParityData,
-    WalkFit,
-    backbone_recipe,
-    map_recipe,
-)
+from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, ParityData, WalkFit
+from loopscope.training.recipes import backbone_recipe, map_recipe
 from loopscope.training.streams import GraphStream
 from loopscope.training.trainer import WINDOW, Trainer
 

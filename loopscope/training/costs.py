@@ -7,7 +7,7 @@ what is saved by leaving rows out counts as speed, not as less work.
 from __future__ import annotations
 
 from loopscope.model import ModelConfig
-from loopscope.training.recipes import (
+from loopscope.training.recipe import (
     BackboneRecipe,
     GraphData,
     LastingFit,
@@ -16,8 +16,8 @@ from loopscope.training.recipes import (
     ParityFit,
     Recipe,
     WalkFit,
-    backbone_recipe,
 )
+from loopscope.training.recipes import backbone_recipe
 
 
 def row_flops(config: ModelConfig) -> float:

@@ -24,7 +24,7 @@ from loopscope.training.checkpoints import Checkpoints, alone, jobs
 from loopscope.training.lasting import LastingFits
 from loopscope.training.objective import Objective, new_map
 from loopscope.training.parity import ParityBackbones, ParityFits
-from loopscope.training.recipes import BackboneRecipe, LastingFit, MapRecipe, WalkFit
+from loopscope.training.recipe import BackboneRecipe, LastingFit, MapRecipe, WalkFit
 from loopscope.training.relations import RelationBackbones, RelationFits
 from loopscope.training.trainer import Trainer
 from loopscope.training.walks import WalkBackbones, WalkFits

@@ -24,7 +24,7 @@ from loopscope.tasks.graph_walk import all_starts
 from loopscope.tasks.populations import held_out, population
 from loopscope.training.cohort import Cohort, State
 from loopscope.training.objective import Step, each_loss
-from loopscope.training.recipes import LastingFit, MapRecipe
+from loopscope.training.recipe import LastingFit, MapRecipe
 from loopscope.training.streams import GraphStream, below, bits, stream_key
 from loopscope.training.walks import SCORED_AT_ONCE, WalkFits
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopscope.maps import AffineMap, make_map
 from loopscope.training.cohort import Precision
-from loopscope.training.recipes import MapRecipe, Stage
+from loopscope.training.recipe import MapRecipe, Stage
 from loopscope.training.stack import Stack
 
 

@@ -13,7 +13,7 @@ from loopscope.model import LoopedTransformer
 from loopscope.tasks import parity
 from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
 from loopscope.training.objective import Maps, Step, each_loss
-from loopscope.training.recipes import BackboneRecipe, MapRecipe, ParityData, ParityFit
+from loopscope.training.recipe import BackboneRecipe, MapRecipe, ParityData, ParityFit
 from loopscope.training.streams import BitStream
 
 CHECK_SEED, CHECKED = 900_001, 1024

@@ -12,7 +12,7 @@ from loopscope.model import LoopedTransformer
 from loopscope.tasks import relations
 from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
 from loopscope.training.objective import Maps, Step, mean_loss, share
-from loopscope.training.recipes import BackboneRecipe, MapRecipe, RelationData, RelationFit
+from loopscope.training.recipe import BackboneRecipe, MapRecipe, RelationData, RelationFit
 from loopscope.training.streams import QueryStream, below, bits, stream_key
 
 CHECK_SEED = 990_000

@@ -20,7 +20,7 @@ from torch import Tensor
 from loopscope.training import ops as plain
 from loopscope.training.cohort import products
 from loopscope.training.objective import Carrying, Objective
-from loopscope.training.recipes import Stage
+from loopscope.training.recipe import Stage
 from loopscope.training.streams import absorb
 
 WINDOW = {"cuda": 100, "cpu": 10}

@@ -15,7 +15,7 @@ from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
 from loopscope.training.layout import Layout, Runs, SharedBeginnings
 from loopscope.training.objective import Maps, Step, each_loss, mean_loss, share
 from loopscope.training.ops import BEGUN, shared_rows
-from loopscope.training.recipes import BackboneRecipe, GraphData, MapRecipe, WalkFit
+from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, WalkFit
 from loopscope.training.streams import GraphStream, below, bits, stream_key
 
 SCORED_AT_ONCE = 640  # examples; bounds the memory of a check

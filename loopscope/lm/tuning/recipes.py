@@ -23,7 +23,7 @@ from loopscope.errors import InputError, nearest
 from loopscope.lm import antonyms, iterations, letter_training
 from loopscope.lm.general_text import BACKBONE_SEED, MAP_SEED
 from loopscope.lm.passes import Boundary
-from loopscope.training.recipes import Schedule
+from loopscope.training.recipe import Schedule
 
 
 @dataclass(frozen=True)
