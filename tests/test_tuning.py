@@ -28,7 +28,7 @@ from loopscope.lm.tuning import memory
 from loopscope.lm.tuning.batches import Data, Row, chat_rows, text_rows, units
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.optimisers import Adafactor
-from loopscope.lm.tuning.questions import examples, questions, texts
+from loopscope.lm.tuning.questions import Example, Text, examples, questions, texts
 from loopscope.lm.tuning.recipes import RECIPES, Recipe, changed, recipe
 from loopscope.maps import Dense
 from loopscope.program import F
@@ -98,7 +98,7 @@ def test_recomputing_with_a_cache_is_refused(refused: Callable[..., str]) -> Non
 
 def test_learned_is_what_the_assistant_says_to_the_end_of_its_turn(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    (row, bare) = (chat_rows([("Who?", "Alice", 4)], tokenizer, newline)[0] for newline in (True, False))
+    (row, bare) = (chat_rows([Example("Who?", "Alice", 4, 1)], tokenizer, newline)[0] for newline in (True, False))
     assert tokenizer.decode(row.tokens[row.first :], special=True) == "Alice<|im_end|>\n"
     assert tokenizer.decode(bare.tokens[bare.first :], special=True) == "Alice<|im_end|>"
     assert tokenizer.decode(row.tokens[: row.first], special=True).endswith("assistant\n<think></think>")
@@ -115,7 +115,7 @@ def test_learned_is_what_the_assistant_says_to_the_end_of_its_turn(folder: Path)
 def test_a_template_that_answers_elsewhere_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     tokenizer = load_tokenizer(tuning_folder(tmp_path / "odd"))
     tokenizer.template = "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    assert "elsewhere" in refused(InputError, chat_rows, [("a", "b", 1)], tokenizer)
+    assert "elsewhere" in refused(InputError, chat_rows, [Example("a", "b", 1, 1)], tokenizer)
 
 
 def test_examples_are_those_of_the_tasks() -> None:
@@ -140,7 +140,7 @@ def test_depths_grow_from_one() -> None:
     for task in ("letter", "antonym", "iterations"):
         grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=2"])
         assert [grown.deepest_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
-        lengths = [sum(map(len, texts(grown, update))) for update in (0, 10, 20, 30)]
+        lengths = [sum(len(each.text) for each in texts(grown, update)) for update in (0, 10, 20, 30)]
         assert all(b > a for a, b in pairwise(lengths))
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
 
@@ -186,7 +186,7 @@ def test_losses_of_passes_add_up_to_the_average(
     }[averaging]
     found = units(rows, micro=2, averaging=averaging, share=0.8, kind="task")  # type: ignore[arg-type]
     objective = Objective(model)
-    sums = [objective(u.tokens, u.rows, u.columns, u.targets, u.weights, u.loops) for u in found]
+    sums = [objective(unit)[0] for unit in found]
     torch.testing.assert_close(torch.stack(sums).sum(), 0.8 * wanted)
     assert sum(unit.length for unit in found) == sum(n for n, _ in lengths)
     (-sums[0]).backward()  # through the parts, too
@@ -241,7 +241,7 @@ def test_texts_that_do_not_fit_the_model_are_refused(folder: Path, refused: Call
 
 def test_look_ups_are_learned_from_the_second_token_on(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    (row,) = text_rows(["ab ab"], tokenizer, 2)
+    (row,) = text_rows([Text("ab ab", ())], tokenizer, 2)
     assert (row.first, row.loops) == (1, 2)
     assert list(row.tokens) == tokenizer.encode("ab ab", special=False)
 

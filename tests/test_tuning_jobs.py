@@ -123,9 +123,9 @@ def test_checks_see_what_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from loopscope.lm.tuning import batches
     from loopscope.lm.tuning.questions import Example
 
-    def by_heart(recipe: Recipe, turn: int) -> tuple[Example, ...]:
+    def by_heart(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Example, ...]:
         asked = [letters.evaluation(k)[0] for k in (1, 2)]
-        return tuple(Example(letters.prompt(each), letters.answer(each), recipe.loops) for each in asked)
+        return tuple(Example(letters.prompt(each), letters.answer(each), recipe.loops, each.k) for each in asked)
 
     monkeypatch.setattr(batches, "examples", by_heart)
     folder = tuning_folder(tmp_path / "llama", hidden_size=32)

@@ -35,6 +35,8 @@ class Recipe:
     - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
       questions and answers (`per_text` per depth, sequences or rounds), of which every token is.
     - `deepest` is the largest depth asked for, reached from 1 in steps of one every `grow_every` updates (0: at once).
+      With `grow_at`, such a step is taken only if in those updates this share of the answers at the present deepest
+      depth began right, each looked at before it was learned from; otherwise the depth stays for as many updates more.
     - `stepwise`: each request is learned `deepest` times, its answer after step t by a run of t loops.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
@@ -67,6 +69,7 @@ class Recipe:
     decay: float = 0.0
     clip: float = 1.0
     grow_every: int = 0
+    grow_at: float | None = None
     text: Literal["questions", "look-ups"] = "questions"
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
@@ -101,6 +104,11 @@ class Recipe:
             )
         if not 0 <= self.share < 1:
             raise InputError(f"the share of general text is from 0 to below 1, not {self.share}")
+        if self.grow_at is not None and not (0 < self.grow_at <= 1 and self.grow_every):
+            raise InputError(
+                f"grow_at is above 0 to 1 and looked at every grow_every updates, not {self.grow_at} every "
+                f"{self.grow_every}"
+            )
         if 0 < self.horizon <= self.warmup:
             raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
         if self.stepwise and (self.task != "antonym" or self.deepest > self.loops):
@@ -114,7 +122,7 @@ class Recipe:
         return Schedule(self.rate, self.warmup, decay=max(0, self.horizon - self.warmup), floor=0.1)
 
     def deepest_at(self, update: int) -> int:
-        """The largest depth asked for in an update, counted from 0."""
+        """The largest depth asked for in an update, counted from 0; with `grow_at`, the largest that it could be."""
         return min(self.deepest, 1 + update // self.grow_every) if self.grow_every else self.deepest
 
     def to_dict(self) -> dict[str, Any]:
