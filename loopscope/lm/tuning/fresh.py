@@ -7,8 +7,9 @@ then those of the model it comes from.  The price is a large embedding (49,152 t
 numbers, once, as a Llama's head is tied to it), but little work on a GPU: a row of it is looked up, and the head is
 applied where a token is learned.  Where that is too much, as on a CPU, give a folder with a smaller tokenizer.
 
-A Llama is initialised by transformers.  Ouro has no such code of its own; here its matrices are drawn as transformers
-does (standard deviation 0.02), its norms are 1 and the gate's bias is 0.
+Matrices are drawn with a standard deviation of 1 / sqrt(width), norms are 1 and biases 0: a Llama's by transformers,
+Ouro's here, as it has no such code of its own.  The usual 0.02 is that of width 2,500; in a narrow model it leaves
+attention all but uniform, and look-ups are learned later.
 """
 
 from __future__ import annotations
@@ -29,15 +30,12 @@ from loopscope.lm.tuning.memory import SPARE, free_memory
 
 Like = Literal["llama", "ouro"]
 
-SPREAD = 0.02
-"""Standard deviation of random matrices: transformers' `initializer_range`."""
-
 POSITIONS = 8192
 """Rotary positions take no weights, so there are more than any text here needs."""
 
 OF_KIND: Mapping[Like, Mapping[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 1e4, "attention_bias": False,
-              "mlp_bias": False, "tie_word_embeddings": True, "initializer_range": SPREAD},
+              "mlp_bias": False, "tie_word_embeddings": True},
     "ouro": {"architectures": ["OuroForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6,
              "tie_word_embeddings": False},
 }  # fmt: skip
@@ -78,7 +76,12 @@ class Shape:
         }  # fmt: skip
         loops = {"total_ut_steps": self.loops} if self.like == "ouro" else {}
         kind = {"model_type": self.like, "hidden_act": "silu", **OF_KIND[self.like], "dtype": "float32"}
-        return {**kind, **sizes, **loops, **special}
+        return {**kind, **sizes, **loops, **special, "initializer_range": self.spread}
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of random matrices."""
+        return float(self.width**-0.5)
 
 
 def write_fresh(out: Path, shape: Shape, tokenizer: Path, seed: int = 0) -> int:
@@ -126,7 +129,7 @@ def _drawn(config: Mapping[str, Any], shape: Shape, seed: int) -> Adapter:
         if shape.like == "ouro":
             for part in model.modules():
                 if isinstance(part, nn.Linear | nn.Embedding):
-                    part.weight.normal_(std=SPREAD)
+                    part.weight.normal_(std=shape.spread)
                 if isinstance(part, nn.Linear) and part.bias is not None:
                     part.bias.zero_()
     return model

@@ -42,7 +42,7 @@ from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.checks import Checks
 from loopscope.lm.tuning.memory import plan
-from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.processes import Processes, join
 from loopscope.lm.tuning.recipes import Recipe
 from loopscope.lm.tuning.trainer import Tuner, answers_since
@@ -250,6 +250,8 @@ def _tuner(job: _Job, recompute: bool, compiled: bool) -> Tuner:
     loops, boundary = job.model.loops, job.model.boundary
     model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
     model.requires_grad_(job.step is None)
+    if job.step is not None and job.processes.device.type == "cuda":
+        narrow_products(model, torch.bfloat16)
     if isinstance(model, Ouro):
         model.model.early_exit_gate.requires_grad_(False)  # no loss reads it
     step = None if job.step is None else job.step.to(job.processes.device)

@@ -28,6 +28,17 @@ ROWS = 4096
 """Tokens whose logits are held at a time: over a large vocabulary they take more memory than the states."""
 
 
+def narrow_products(model: nn.Module, dtype: torch.dtype) -> None:
+    """Hold the frozen matrices of linear layers in the precision of the products, which changes no value.
+
+    Autocast casts a frozen matrix anew for every product, so in every loop, and each copy is kept for the backward
+    pass; trained ones it casts once.
+    """
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.data = part.weight.data.to(dtype)
+
+
 class Objective(nn.Module):
     """A model and perhaps a map before or after its loops; calling it gives the loss of a unit.
 
