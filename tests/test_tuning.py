@@ -26,7 +26,7 @@ from loopscope.lm.placement import between
 from loopscope.lm.text import load_tokenizer
 from loopscope.lm.tuning import memory
 from loopscope.lm.tuning.batches import Data, Row, chat_rows, text_rows, units
-from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.optimisers import Adafactor
 from loopscope.lm.tuning.questions import Example, Text, examples, questions, texts
 from loopscope.lm.tuning.recipes import RECIPES, Recipe, changed, recipe
@@ -91,6 +91,32 @@ def test_recomputing_with_a_cache_is_refused(refused: Callable[..., str]) -> Non
         states(tiny_ouro(), torch.zeros(1, 2, dtype=torch.long), F**1, cache=Cache(2), recompute=True)
 
     assert "leave out one" in refused(InputError, both)
+
+
+def test_frozen_matrices_in_bf16_change_no_value_and_are_kept_once() -> None:
+    """As on a GPU: products in bf16 under autocast."""
+    found = []
+    for narrow in (False, True):
+        model, step = tiny_stack("qwen3", "norm"), Dense(16)
+        model.requires_grad_(False)
+        if narrow:
+            narrow_products(model, torch.bfloat16)
+        kept: dict[int, int] = {}
+        alive = []
+
+        def count(tensor: torch.Tensor, kept: dict[int, int] = kept, alive: list[torch.Tensor] = alive) -> torch.Tensor:
+            alive.append(tensor)
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        (unit,) = units([Row(tuple(range(6)), 2, 3)], micro=1, averaging="token", share=1.0, kind="task")
+        with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(count, lambda each: each):
+            loss, _ = Objective(model, step)(unit)
+        loss.backward()
+        found.append((loss.detach(), step.W.grad, step.b.grad, sum(kept.values())))
+    (*wide, much), (*narrow_ones, little) = found
+    assert all(torch.equal(a, b) for a, b in zip(wide, narrow_ones, strict=True))
+    assert little < 0.8 * much
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -246,6 +272,51 @@ def test_look_ups_are_learned_from_the_second_token_on(folder: Path) -> None:
     assert list(row.tokens) == tokenizer.encode("ab ab", special=False)
 
 
+@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-antonym-adapt", "smol-iterations-adapt", "smol-letter"])
+def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, name: str) -> None:
+    """Each is the target behind the text that asks for it; what is read at a check is judged the same way."""
+    tokenizer, given = load_tokenizer(folder), recipe(name, ["examples=4", "micro=3", "share=0"])
+    found = data(given, folder)(3, 2)
+    wanted = Counter()
+    if given.text == "look-ups":
+        wanted.update(depth for each in texts(given, 3, 2) for _, depth in each.answers)
+        assert all(each.text[place - 1] in " \n" for each in texts(given, 3, 2) for place, _ in each.answers)
+    else:
+        wanted.update(each.depth for each in examples(given, 3, 2))
+    assert Counter(depth for unit in found for depth in unit.depths.tolist()) == wanted
+    assert set(wanted) == {1, 2}
+    for unit in found:
+        for number in unit.answers.tolist():
+            row, column = int(unit.rows[number]), int(unit.columns[number])
+            before = tokenizer.decode(unit.tokens[row, : column + 1].tolist(), special=True)
+            answer = tokenizer.decode([int(unit.targets[number])]).strip()
+            assert before.endswith(("\n", "alone, the left one first.", "Answer:", "Answer: ", "</think>"))
+            assert answer
+            if given.task == "letter":
+                assert any(name.startswith(answer) for name in letters.NAMES)
+
+
+def test_look_up_texts_are_those_of_the_tasks() -> None:
+    given = recipe("smol-antonym-adapt", ["examples=2"])
+    seeds = [given.seed + 2 * 5 + j for j in range(2)]
+    told = {"sequences": given.per_text, "form": given.form, "order": "shuffled"}
+    assert [each.text for each in texts(given, 5, 3)] == [antonyms.dense_text(s, longest=3, **told) for s in seeds]
+    given = recipe("smol-iterations-adapt", ["examples=2"])
+    assert [each.text for each in texts(given, 5, 3)] == [iterations.dense_text(s, longest=3) for s in seeds]
+
+
+def test_an_answer_begins_right_if_its_first_token_is_the_likeliest(folder: Path) -> None:
+    model = load(folder)
+    (unit,) = data(recipe("smol-letter-adapt", ["examples=3", "share=0"]), folder)(0)
+    with torch.no_grad():
+        logits = model(unit.tokens, loops=unit.loops)[unit.rows[unit.answers], unit.columns[unit.answers]]
+        _, right = Objective(model)(unit)
+        said = replace(unit, targets=unit.targets.index_copy(0, unit.answers[:2], logits[:2].argmax(-1)))
+        _, both = Objective(model)(said)
+    assert right.tolist() == (logits.argmax(-1) == unit.targets[unit.answers]).tolist()
+    assert both[:2].all()
+
+
 # ---- optimiser -------------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +382,7 @@ def test_numbers_of_the_paper() -> None:
         ("beta2=1", "beta2 is from 0 to below 1"),
         ("warmup=-1", "warmup cannot be negative"),
         ("task=antonym", "no setting 'task'"),
+        ("grow_at=0.9", "looked at every grow_every updates"),
     ],
 )
 def test_what_is_no_change(change: str, message: str, refused: Callable[..., str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,6 @@ from loopscope.errors import InputError
 
 if TYPE_CHECKING:
     from loopscope.lm.general_text import Source
-    from loopscope.lm.tuning.fresh import Like
     from loopscope.lm.tuning.jobs import Finished, Progress, Settings
     from loopscope.lm.tuning.recipes import Recipe
     from loopscope.store import Store
@@ -65,11 +64,11 @@ def lm_new(
     """Write a model folder with random weights, to be trained from nothing."""
     quiet_transformers()
     from loopscope.lm.passes import boundary_named
-    from loopscope.lm.tuning.fresh import Shape, write_fresh
+    from loopscope.lm.tuning.fresh import Shape, like_named, write_fresh
 
     if not out.absolute().parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
-    shape = Shape(cast("Like", like), layers, width, heads, loops, boundary_named(boundary))
+    shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
     count = write_fresh(out, shape, tokenizer, seed)
     if as_json:
         return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})

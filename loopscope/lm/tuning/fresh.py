@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -42,6 +42,14 @@ OF_KIND: Mapping[Like, Mapping[str, Any]] = {
 """What the configs of the two kinds of models say beyond sizes."""
 
 
+def like_named(name: str) -> Like:
+    """A kind of model by its name; InputError where there is none of that name."""
+    for known in OF_KIND:
+        if name == known:
+            return known
+    raise InputError(f"no model like {name!r} can be made; there are {', '.join(OF_KIND)}{nearest(name, OF_KIND)}")
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a fresh model is like; InputError for sizes that cannot be.
@@ -57,9 +65,6 @@ class Shape:
     boundary: Boundary = "norm"
 
     def __post_init__(self) -> None:
-        if self.like not in get_args(Like):
-            there = ", ".join(get_args(Like))
-            raise InputError(f"no model like {self.like!r} can be made; there are {there}{nearest(self.like, OF_KIND)}")
         for name in ("layers", "width", "heads", "loops"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)} (nearest: 1)")

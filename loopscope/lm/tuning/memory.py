@@ -1,10 +1,10 @@
 """How much memory a run takes, counted before it begins, so that one that cannot fit is not begun.
 
 Counted from shapes: weights, gradients and optimiser state in fp32; on a GPU a bf16 copy of trained weights for the
-products, while frozen ones are there in bf16 alone, but for an embedding; what a pass keeps for its backward pass; and the logits of the tokens learned.  What a layer keeps is at most
-8 d + 8 H k + 4 m numbers per row (width d, H heads of size k, MLP m): measured on Llama, Qwen3 and Ouro, it was that
-or up to a quarter less.  Recomputing keeps one state per layer, and one layer's worth; a norm at
-the end of a loop keeps three more.
+products, while frozen ones are there in bf16 alone, but for an embedding; what a pass keeps for its backward pass; and
+the logits of the tokens learned.  What a layer keeps is at most 8 d + 8 H k + 4 m numbers per row (width d, H heads of
+size k, MLP m): measured on Llama, Qwen3 and Ouro, it was that or up to a quarter less.  Recomputing keeps one state
+per layer, and one layer's worth; a norm at the end of a loop keeps three more.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
     letter, antonym-final, antonym-stepwise, iterations          the paper's backbones, from a released checkpoint
     letter-map, antonym-map, iterations-map                      its maps, fitted to those backbones
     smol-*                                                       the same for a small model that was never looped
+    small-*-adapt                                                the first stage of a model from nothing
 
 A model that was not made for loops first needs a stage (`smol-*-adapt`) in which every token of texts full of look-ups
-is learned, with requests that grow from depth 1.  The task comes after it, and then the map.
+is learned, with requests that grow from depth 1.  The task comes after it, and then the map.  A model with random
+weights learns longer and faster in that stage (`small-*-adapt`), and then by the same recipes.
 
 A recipe goes as JSON into the manifest of what it makes.  `changed` gives one with other numbers.  `deviations` names
 each point in which a recipe differs from the reference protocol.
@@ -215,6 +217,16 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
     )  # fmt: skip
 
 
+def _small(adapt: Recipe, **changes: Any) -> Recipe:
+    """The same stage for a model with random weights, whose look-ups come suddenly and late: depth waits for them."""
+    new: dict[str, Any] = {
+        "name": adapt.name.replace("smol-", "small-"), "about": f"{adapt.about}; from nothing", "updates": 10_000,
+        "horizon": 10_000, "warmup": 200, "rate": 1e-3, "examples": 32, "micro": 32, "grow_every": 100, "grow_at": 0.9,
+        "check_every": 500, "deviations": (*adapt.deviations, "weights are random at first"),
+    }  # fmt: skip
+    return replace(adapt, **{**new, **changes})
+
+
 def _smol(made: Recipe, **changes: Any) -> Recipe:
     """A recipe of the paper with batches and rates for a small model."""
     trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 250}
@@ -234,6 +246,8 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
 RECIPES: Mapping[str, Recipe] = _listed(
     letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map(),
     _adapt("letter", 16, 6), _adapt("antonym", 16, 3), replace(_adapt("iterations", 16, 1), checked=8),
+    _small(_adapt("letter", 16, 6)), _small(_adapt("antonym", 16, 3)),
+    _small(_adapt("iterations", 16, 1), checked=8, grow_at=0.8),
     _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
     _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map(), checked=4),
 )  # fmt: skip
