@@ -101,12 +101,10 @@ def text_rows(found: Sequence[Text], tokenizer: Tokenizer, loops: int) -> list[R
     """Rows of texts of which every token is learned but the first, which nothing comes before."""
     places = [[place for place, _ in each.answers] for each in found]
     rows = []
-    for each, (ids, firsts) in zip(
-        found, tokenizer.encode_with_places([each.text for each in found], places), strict=True
-    ):
-        depths = [depth for _, depth in each.answers]
-        answers = tuple((first, depth) for first, depth in zip(firsts, depths, strict=True) if first)
-        rows.append(Row(tuple(ids), 1, loops, answers))
+    encoded = tokenizer.encode_with_places([each.text for each in found], places)
+    for each, (ids, firsts) in zip(found, encoded, strict=True):
+        answers = [(first, depth) for first, (_, depth) in zip(firsts, each.answers, strict=True) if first]
+        rows.append(Row(tuple(ids), 1, loops, tuple(answers)))
     return rows
 
 
