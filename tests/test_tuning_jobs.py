@@ -255,6 +255,7 @@ def test_from_the_command_line(
     code, out, err = loopscope(capsys, *asked)
     assert code == 0
     assert err.startswith("smol-letter-adapt takes about 0.")
+    assert "update 2: answers that began right since the last check: " in err
     assert "% right by depth" in " ".join(out.split())
     code, out, _ = loopscope(capsys, *asked, "--json")  # looked up
     assert (code, json.loads(out)["updates"]) == (0, 2)

@@ -289,7 +289,8 @@ class _Reporter:
             if "grown" in last:
                 self.settings.tell(f"update {tuner.update:,}: depth {last['grown']} from here on")
             if "accuracy" in last:
-                since = _shares(answers_since(tuner.history, tuner.update - self.job.recipe.check_every))
+                before = max(row["update"] for row in tuner.history[:-1] if "accuracy" in row)
+                since = _shares(answers_since(tuner.history, before))
                 begun = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in since.items()) or "none"
                 self.settings.tell(f"update {tuner.update:,}: answers that began right since the last check: {begun}")
 
