@@ -134,7 +134,7 @@ def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Pat
     (tmp_path / "file").write_text("")
     cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
         (("letters", "--pairs", "257"), {}, "cannot take 257 of 256 pairs of 'steering' (nearest: 256)"),
-        (("letters", "--pairs", "0"), {}, "(nearest: 1)"),
+        (("letters", "--pairs", "1"), {}, "take at least 2 (nearest: 2)"),
         (("letters", "--test", "steer"), {}, "no test 'steer'; there are steering, pattern-vs-output, restoration"),
         (("letters", "--heads", "five"), {}, "cannot read heads 'five'"),
         (("letters", "--heads", "5.0"), {}, "layers 1..4, heads 0..3"),

@@ -13,8 +13,8 @@ from loopscope.address import COMPONENTS, PER_HEAD, Address, Site
 from loopscope.errors import InputError
 from loopscope.execute import run, sweep
 from loopscope.lm.folders import build
-from loopscope.lm.ouro import OuroConfig, RMSNorm, exit_probabilities, rotate
-from loopscope.lm.passes import LanguageModel, states
+from loopscope.lm.ouro import OuroConfig, RMSNorm, exit_probabilities, rotate, turned
+from loopscope.lm.passes import LanguageModel, Turns, states
 from loopscope.maps import Dense
 from loopscope.plain import plain_run
 from loopscope.program import F, Run, as_program
@@ -207,17 +207,22 @@ def test_padding_does_not_move_an_example() -> None:
 def test_positions_count_real_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention sees distances, so that shifted positions would go unnoticed until a text nears the longest."""
     model, seen = tiny_ouro(), []
-    project = model.layers[0].project
+    turns = model.turns
 
-    def noting(x: Tensor, rows: Tensor, parts: str) -> tuple[Tensor, ...]:
+    def noting(rows: Tensor, h: Tensor) -> Turns:
         seen.append(rows)
-        return project(x, rows, parts)
+        return turns(rows, h)
 
-    monkeypatch.setattr(model.layers[0], "project", noting)
+    monkeypatch.setattr(model, "turns", noting)
     with torch.no_grad():
         states(model, golden()["input_ids"], F**4, mask=golden()["padded.attention_mask"].bool())
-    assert len(seen) == 4  # the same in every loop
-    assert all(torch.equal(rows, golden()["padded.position_ids"]) for rows in seen)
+    (rows,) = seen  # once for all layers and loops
+    assert torch.equal(rows, golden()["padded.position_ids"])
+
+
+def at(x: Tensor, rows: Tensor) -> Tensor:
+    """x at these positions."""
+    return rotate(x, turned(rows, x.shape[-1], 1e6, x.dtype))
 
 
 def test_turned_queries_and_keys_see_distances_only() -> None:
@@ -226,11 +231,11 @@ def test_turned_queries_and_keys_see_distances_only() -> None:
     rows = torch.tensor([0, 1, 2, 4, 7])
 
     def scores(shift: int) -> Tensor:
-        return rotate(q, rows + shift, 1e6) @ rotate(k, rows + shift, 1e6).transpose(-1, -2)
+        return at(q, rows + shift) @ at(k, rows + shift).transpose(-1, -2)
 
     close_to(scores(0), scores(1000), 1e-10)
     assert (scores(0) - q @ k.transpose(-1, -2)).abs().max() > 0.1
-    assert torch.equal(rotate(q, torch.zeros(5, dtype=torch.long), 1e6), q)
+    assert torch.equal(at(q, torch.zeros(5, dtype=torch.long)), q)
 
 
 def test_bf16_costs_little_more_than_rounding_the_weights() -> None:
@@ -253,8 +258,8 @@ def test_norms_and_angles_are_computed_in_fp32_for_bf16_states() -> None:
     wide = x.float()
     assert torch.equal(norm(x), (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16())
     rows = torch.arange(65_000, 65_006)  # angles in bf16 would be off by whole turns here
-    exact = rotate(x.double(), rows, 1e6)
-    assert (rotate(x, rows, 1e6).double() - exact).abs().max() < 0.02 * exact.abs().max()
+    exact = at(x.double(), rows)
+    assert (at(x, rows).double() - exact).abs().max() < 0.02 * exact.abs().max()
 
 
 def test_ouro_is_a_language_model() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
 from loopscope.maps import Dense
 from loopscope.plain import plain_run
 from loopscope.program import F, J, Run, as_program
+from tests.ouro_tiny import tiny_ouro
 from tests.stack_tiny import CONFIGS, tiny_stack
 from tests.tiny import ROWS, VOCABULARY, every_address, tiny_tokens
 
@@ -239,6 +240,16 @@ def test_a_map_can_be_fitted_through_the_pass(kind: str) -> None:
     program = between("x", 3)
     stack.read(states(stack, tiny_tokens(2), program, maps={"x": step})["h3"]).square().mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in step.parameters())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "ouro"])
+def test_positions_are_worked_out_once_and_are_those_of_every_layer(kind: str) -> None:
+    model: LanguageModel = tiny_ouro() if kind == "ouro" else tiny_stack(kind)
+    h = torch.randn(2, 5, model.width, generator=torch.Generator().manual_seed(5))
+    for rows in (torch.arange(3, 8), torch.tensor([[0, 0, 0, 1, 2], [4, 5, 6, 7, 8]])):
+        for layer in model.layers:
+            alone, given = layer.project(h, rows, "qkv"), layer.project(h, cast("Any", model.turns(rows, h)), "qkv")
+            assert all(torch.equal(a, b) for a, b in zip(alone, given, strict=True))
 
 
 def test_a_stack_is_a_language_model() -> None:

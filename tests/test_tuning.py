@@ -26,9 +26,9 @@ from loopscope.lm.placement import between
 from loopscope.lm.text import load_tokenizer
 from loopscope.lm.tuning import memory
 from loopscope.lm.tuning.batches import Data, Row, chat_rows, text_rows, units
-from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.optimisers import Adafactor
-from loopscope.lm.tuning.questions import examples, questions, texts
+from loopscope.lm.tuning.questions import Example, Text, examples, questions, texts
 from loopscope.lm.tuning.recipes import RECIPES, Recipe, changed, recipe
 from loopscope.maps import Dense
 from loopscope.program import F
@@ -93,12 +93,38 @@ def test_recomputing_with_a_cache_is_refused(refused: Callable[..., str]) -> Non
     assert "leave out one" in refused(InputError, both)
 
 
+def test_frozen_matrices_in_bf16_change_no_value_and_are_kept_once() -> None:
+    """As on a GPU: products in bf16 under autocast."""
+    found = []
+    for narrow in (False, True):
+        model, step = tiny_stack("qwen3", "norm"), Dense(16)
+        model.requires_grad_(False)
+        if narrow:
+            narrow_products(model, torch.bfloat16)
+        kept: dict[int, int] = {}
+        alive = []
+
+        def count(tensor: torch.Tensor, kept: dict[int, int] = kept, alive: list[torch.Tensor] = alive) -> torch.Tensor:
+            alive.append(tensor)
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        (unit,) = units([Row(tuple(range(6)), 2, 3)], micro=1, averaging="token", share=1.0, kind="task")
+        with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(count, lambda each: each):
+            loss, _ = Objective(model, step)(unit)
+        loss.backward()
+        found.append((loss.detach(), step.W.grad, step.b.grad, sum(kept.values())))
+    (*wide, much), (*narrow_ones, little) = found
+    assert all(torch.equal(a, b) for a, b in zip(wide, narrow_ones, strict=True))
+    assert little < 0.8 * much
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 def test_learned_is_what_the_assistant_says_to_the_end_of_its_turn(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    (row, bare) = (chat_rows([("Who?", "Alice", 4)], tokenizer, newline)[0] for newline in (True, False))
+    (row, bare) = (chat_rows([Example("Who?", "Alice", 4, 1)], tokenizer, newline)[0] for newline in (True, False))
     assert tokenizer.decode(row.tokens[row.first :], special=True) == "Alice<|im_end|>\n"
     assert tokenizer.decode(bare.tokens[bare.first :], special=True) == "Alice<|im_end|>"
     assert tokenizer.decode(row.tokens[: row.first], special=True).endswith("assistant\n<think></think>")
@@ -115,7 +141,7 @@ def test_learned_is_what_the_assistant_says_to_the_end_of_its_turn(folder: Path)
 def test_a_template_that_answers_elsewhere_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     tokenizer = load_tokenizer(tuning_folder(tmp_path / "odd"))
     tokenizer.template = "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    assert "elsewhere" in refused(InputError, chat_rows, [("a", "b", 1)], tokenizer)
+    assert "elsewhere" in refused(InputError, chat_rows, [Example("a", "b", 1, 1)], tokenizer)
 
 
 def test_examples_are_those_of_the_tasks() -> None:
@@ -140,7 +166,7 @@ def test_depths_grow_from_one() -> None:
     for task in ("letter", "antonym", "iterations"):
         grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=2"])
         assert [grown.deepest_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
-        lengths = [sum(map(len, texts(grown, update))) for update in (0, 10, 20, 30)]
+        lengths = [sum(len(each.text) for each in texts(grown, update)) for update in (0, 10, 20, 30)]
         assert all(b > a for a, b in pairwise(lengths))
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
 
@@ -186,7 +212,7 @@ def test_losses_of_passes_add_up_to_the_average(
     }[averaging]
     found = units(rows, micro=2, averaging=averaging, share=0.8, kind="task")  # type: ignore[arg-type]
     objective = Objective(model)
-    sums = [objective(u.tokens, u.rows, u.columns, u.targets, u.weights, u.loops) for u in found]
+    sums = [objective(unit)[0] for unit in found]
     torch.testing.assert_close(torch.stack(sums).sum(), 0.8 * wanted)
     assert sum(unit.length for unit in found) == sum(n for n, _ in lengths)
     (-sums[0]).backward()  # through the parts, too
@@ -241,9 +267,54 @@ def test_texts_that_do_not_fit_the_model_are_refused(folder: Path, refused: Call
 
 def test_look_ups_are_learned_from_the_second_token_on(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    (row,) = text_rows(["ab ab"], tokenizer, 2)
+    (row,) = text_rows([Text("ab ab", ())], tokenizer, 2)
     assert (row.first, row.loops) == (1, 2)
     assert list(row.tokens) == tokenizer.encode("ab ab", special=False)
+
+
+@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-antonym-adapt", "smol-iterations-adapt", "smol-letter"])
+def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, name: str) -> None:
+    """Each is the target behind the text that asks for it; what is read at a check is judged the same way."""
+    tokenizer, given = load_tokenizer(folder), recipe(name, ["examples=4", "micro=3", "share=0"])
+    found = data(given, folder)(3, 2)
+    wanted = Counter()
+    if given.text == "look-ups":
+        wanted.update(depth for each in texts(given, 3, 2) for _, depth in each.answers)
+        assert all(each.text[place - 1] in " \n" for each in texts(given, 3, 2) for place, _ in each.answers)
+    else:
+        wanted.update(each.depth for each in examples(given, 3, 2))
+    assert Counter(depth for unit in found for depth in unit.depths.tolist()) == wanted
+    assert set(wanted) == {1, 2}
+    for unit in found:
+        for number in unit.answers.tolist():
+            row, column = int(unit.rows[number]), int(unit.columns[number])
+            before = tokenizer.decode(unit.tokens[row, : column + 1].tolist(), special=True)
+            answer = tokenizer.decode([int(unit.targets[number])]).strip()
+            assert before.endswith(("\n", "alone, the left one first.", "Answer:", "Answer: ", "</think>"))
+            assert answer
+            if given.task == "letter":
+                assert any(name.startswith(answer) for name in letters.NAMES)
+
+
+def test_look_up_texts_are_those_of_the_tasks() -> None:
+    given = recipe("smol-antonym-adapt", ["examples=2"])
+    seeds = [given.seed + 2 * 5 + j for j in range(2)]
+    told = {"sequences": given.per_text, "form": given.form, "order": "shuffled"}
+    assert [each.text for each in texts(given, 5, 3)] == [antonyms.dense_text(s, longest=3, **told) for s in seeds]
+    given = recipe("smol-iterations-adapt", ["examples=2"])
+    assert [each.text for each in texts(given, 5, 3)] == [iterations.dense_text(s, longest=3) for s in seeds]
+
+
+def test_an_answer_begins_right_if_its_first_token_is_the_likeliest(folder: Path) -> None:
+    model = load(folder)
+    (unit,) = data(recipe("smol-letter-adapt", ["examples=3", "share=0"]), folder)(0)
+    with torch.no_grad():
+        logits = model(unit.tokens, loops=unit.loops)[unit.rows[unit.answers], unit.columns[unit.answers]]
+        _, right = Objective(model)(unit)
+        said = replace(unit, targets=unit.targets.index_copy(0, unit.answers[:2], logits[:2].argmax(-1)))
+        _, both = Objective(model)(said)
+    assert right.tolist() == (logits.argmax(-1) == unit.targets[unit.answers]).tolist()
+    assert both[:2].all()
 
 
 # ---- optimiser -------------------------------------------------------------------------------------------------------
@@ -311,6 +382,7 @@ def test_numbers_of_the_paper() -> None:
         ("beta2=1", "beta2 is from 0 to below 1"),
         ("warmup=-1", "warmup cannot be negative"),
         ("task=antonym", "no setting 'task'"),
+        ("grow_at=0.9", "looked at every grow_every updates"),
     ],
 )
 def test_what_is_no_change(change: str, message: str, refused: Callable[..., str]) -> None:

@@ -19,7 +19,9 @@ from loopscope.errors import DamagedError, InputError
 from loopscope.lm.decoding import generate
 from loopscope.lm.folders import load, weights_sha256
 from loopscope.lm.tuning import jobs, trainer
+from loopscope.lm.tuning.batches import Unit
 from loopscope.lm.tuning.jobs import Finished, Progress, Settings, finetune, fit
+from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.recipes import Recipe
 from loopscope.maps import load_map
 from loopscope.store import Store
@@ -66,6 +68,36 @@ def test_a_run_that_was_killed_gives_the_same_bits(tmp_path: Path, kind: str, na
     assert (whole.tokens, whole.updates) == (parts.tokens, 4)
     assert not Store(tmp_path / "two").all("checkpoint")
     assert tune(folder, recipe, tmp_path / "parts", tmp_path / "two", stop=1).history == parts.history  # looked up
+
+
+def test_depth_grows_by_success_and_a_killed_run_knows_its_depth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers count as right once the loss is low, as a model this small learns no more than the wording so soon."""
+    folder = tuning_folder(tmp_path / "llama")
+    plain = Objective.forward
+
+    def lenient(self: Objective, unit: Unit) -> Any:
+        loss, right = plain(self, unit)
+        return loss, torch.full_like(right, bool(loss.detach() < 6))
+
+    monkeypatch.setattr(Objective, "forward", lenient)
+    changes = ["updates=10", "grow_every=2", "grow_at=0.75", "share=0", "deepest=3", "rate=0.03", "check_every=4"]
+    recipe = small("small-letter-adapt", *changes)
+    whole = tune(folder, recipe, tmp_path / "whole", tmp_path / "one")
+    grown = {row["update"]: row["grown"] for row in whole.history if "grown" in row}
+    depths = {row["update"]: max(map(int, row["answers"])) for row in whole.history if "answers" in row}
+    assert list(grown.values()) == [2, 3]
+    assert min(grown) > 2  # the loss had to fall first
+    for update, depth in depths.items():
+        assert depth == max([1, *(to for at, to in grown.items() if at < update)])
+    first, second = grown
+    for stop in (1, first - 1, first, second):
+        with pytest.raises(StoppedError):
+            tune(folder, recipe, tmp_path / "parts", tmp_path / "two", stop=stop)
+    parts = tune(folder, recipe, tmp_path / "parts", tmp_path / "two")
+    assert list(whole.history) == list(parts.history)
+    assert all(torch.equal(tensor, weights(parts.folder)[name]) for name, tensor in weights(whole.folder).items())
 
 
 def test_a_fine_tuned_folder_is_an_ordinary_one_that_knows_its_loops(tmp_path: Path) -> None:
@@ -123,9 +155,9 @@ def test_checks_see_what_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from loopscope.lm.tuning import batches
     from loopscope.lm.tuning.questions import Example
 
-    def by_heart(recipe: Recipe, turn: int) -> tuple[Example, ...]:
+    def by_heart(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Example, ...]:
         asked = [letters.evaluation(k)[0] for k in (1, 2)]
-        return tuple(Example(letters.prompt(each), letters.answer(each), recipe.loops) for each in asked)
+        return tuple(Example(letters.prompt(each), letters.answer(each), recipe.loops, each.k) for each in asked)
 
     monkeypatch.setattr(batches, "examples", by_heart)
     folder = tuning_folder(tmp_path / "llama", hidden_size=32)
@@ -223,6 +255,7 @@ def test_from_the_command_line(
     code, out, err = loopscope(capsys, *asked)
     assert code == 0
     assert err.startswith("smol-letter-adapt takes about 0.")
+    assert "update 2: answers that began right since the last check: " in err
     assert "% right by depth" in " ".join(out.split())
     code, out, _ = loopscope(capsys, *asked, "--json")  # looked up
     assert (code, json.loads(out)["updates"]) == (0, 2)

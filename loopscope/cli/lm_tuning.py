@@ -1,4 +1,4 @@
-"""Looped language models: recipes, fine-tuning, fitting maps."""
+"""Looped language models: new ones, recipes, fine-tuning, fitting maps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,33 @@ def lm_recipes(as_json: AsJson = False) -> None:
         ((r.name, r.about, f"{r.updates:,}", r.examples, f"{r.rate:g}") for r in RECIPES.values()),
         left=2,
     )
+
+
+@lm_app.command("new")
+def lm_new(
+    out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
+    tokenizer: Annotated[Path, typer.Option(help="A folder whose tokenizer is taken.")],
+    layers: Annotated[int, typer.Option(help="Layers of F.")],
+    width: Annotated[int, typer.Option(help="Width of the state.")],
+    heads: Annotated[int, typer.Option(help="Heads of a layer.")],
+    like: Annotated[str, typer.Option(help="llama or ouro.")] = "llama",
+    loops: Annotated[int, typer.Option(help="Calls of F.")] = 4,
+    boundary: Annotated[str, typer.Option(help="What ends a loop: none or norm.")] = "norm",
+    seed: Annotated[int, typer.Option(help="What the weights are drawn from.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model folder with random weights, to be trained from nothing."""
+    quiet_transformers()
+    from loopscope.lm.passes import boundary_named
+    from loopscope.lm.tuning.fresh import Shape, like_named, write_fresh
+
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
+    shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
+    count = write_fresh(out, shape, tokenizer, seed)
+    if as_json:
+        return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})
+    print(f"{out}: like {like}, {count:,} weights, {loops} loops, boundary {boundary}, seed {seed}")
 
 
 @lm_app.command("finetune")
@@ -130,7 +158,9 @@ def _bar() -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]
 
         def watch(now: Progress) -> None:
             loss = "-" if now.loss is None else f"{now.loss:.4f}"
-            told = f"loss {loss}  right {now.accuracy:.0%}  {now.tokens_per_second:,.0f} tokens/s"
+            begun = " ".join(f"{depth}:{share:.0%}" for depth, share in now.begun.items())
+            told = f"loss {loss}  begun right {begun or '-'}  right {now.accuracy:.0%}"
+            told += f"  {now.tokens_per_second:,.0f} tokens/s"
             show(now.job, now.job, now.update, now.updates, told)
 
         yield watch, lambda line: print(line, file=sys.stderr)

@@ -344,8 +344,27 @@ def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[
     )
 
 
+class Turn(NamedTuple):
+    """A part of a dense text: what comes before an answer, the answer, and which deletion it is."""
+
+    before: str
+    answer: str
+    k: int
+
+
 def dense_text(seed: int, *, longest: int, sequences: int = 4, form: str = "final-only", order: str = "growing") -> str:
     """A text of many questions with their answers, to be learned from first token to last before any fine-tuning.
+
+    The turns of `dense_turns`, one after another.
+    """
+    turns = dense_turns(seed, longest=longest, sequences=sequences, form=form, order=order)
+    return "".join(turn.before + turn.answer for turn in turns) + "\n"
+
+
+def dense_turns(
+    seed: int, *, longest: int, sequences: int = 4, form: str = "final-only", order: str = "growing"
+) -> tuple[Turn, ...]:
+    """The questions of a dense text with their answers.
 
     `sequences` training sequences, each followed by the questions for deletions 1 to `longest` (1 to 12), every answer
     behind its question.  In *growing* order each answer stands on the one above it, so a text teaches a single
@@ -358,15 +377,18 @@ def dense_text(seed: int, *, longest: int, sequences: int = 4, form: str = "fina
         raise InputError(f"a text of {sequences} sequences is asked for: it needs at least 1")
     _check_choice("order", order, ORDERS)
     source = random.Random(seed)
-    blocks: list[str] = []
+    turns: list[Turn] = []
     for _ in range(sequences):
         template = source.choice(TRAIN_TEMPLATES)
         request = Request(_drawn(source, "train"), longest, template, form)
-        lines = [f"{QUESTIONS[form].format(k=k)} {answer}" for k, answer in enumerate(request.stages, start=1)]
+        asked = [(k, answer) for k, answer in enumerate(request.stages, start=1)]
         if order == "shuffled":
-            source.shuffle(lines)
-        blocks.append("\n".join([_introduction(request.words, template), *lines]))
-    return "\n\n".join(blocks) + "\n"
+            source.shuffle(asked)
+        apart = ("\n\n" if turns else "") + _introduction(request.words, template)
+        for k, answer in asked:
+            turns.append(Turn(f"{apart}\n{QUESTIONS[form].format(k=k)} ", answer, k))
+            apart = ""
+    return tuple(turns)
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------

@@ -18,18 +18,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from loopscope.errors import InputError, nearest
-from loopscope.files import damaged, first_line, read, reporting
+from loopscope.files import StoreError, damaged, first_line, new_folder, read, reporting, write_synced
 from loopscope.lm.ouro import Ouro, OuroConfig
 from loopscope.lm.passes import Boundary
 from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
@@ -260,6 +262,29 @@ def _checked(file: Path, name: str, tensor: Tensor) -> Tensor:
     if not torch.isfinite(tensor).all():
         raise damaged(file, f"finite numbers in {name}", "NaN or infinity")
     return tensor
+
+
+def write_folder(
+    out: Path, weights: Mapping[str, Tensor], texts: Mapping[str, Mapping[str, Any]], others: Iterable[Path]
+) -> None:
+    """A model folder with these weights, JSON files by name and copies of other files, whole or not at all.
+
+    StoreError where the disk refuses.
+    """
+    with new_folder(out) as draft:
+        for file in others:
+            with reporting("copy", file):
+                write_synced(draft / file.name, file.read_bytes())
+        for name, values in texts.items():
+            write_synced(draft / name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        try:
+            save_file(tensors, draft / SINGLE, {"format": "pt"})
+        except SafetensorError as error:  # of a full disk, too
+            raise StoreError(f"cannot write {out}: {first_line(error)}") from error
+        (draft / SINGLE).chmod(0o644)  # which safetensors makes for its owner alone
+        with (draft / SINGLE).open("rb") as written:
+            os.fsync(written.fileno())
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -295,6 +295,15 @@ def bank(split: str, *, cases: int = 32, deepest: int = LONGEST, seed: int = SEE
 def dense_text(seed: int, *, longest: int, rounds: int = 1) -> str:
     """A text of many questions with their answers, to be learned from first token to last before any fine-tuning.
 
+    The requests of `dense_requests`, one after another.
+    """
+    asked = dense_requests(seed, longest=longest, rounds=rounds)
+    return "\n\n".join(f"{request.prompt} {request.answer}" for request in asked) + "\n"
+
+
+def dense_requests(seed: int, *, longest: int, rounds: int = 1) -> tuple[Request, ...]:
+    """The requests of a dense text.
+
     Depths grow from 1 to `longest`; at each, every task is asked `rounds` times in a shuffled order, from its training
     starts, in any template.  InputError for a longest depth outside 1 to 99 or no rounds.
     """
@@ -307,7 +316,7 @@ def dense_text(seed: int, *, longest: int, rounds: int = 1) -> str:
         source.shuffle(tasks)
         for task in tasks:
             asked.append(Request(task, source.choice(starts_of(task, "train")), k, source.randrange(len(TEMPLATES))))
-    return "\n\n".join(f"{request.prompt} {request.answer}" for request in asked) + "\n"
+    return tuple(asked)
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------

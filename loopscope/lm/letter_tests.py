@@ -47,6 +47,9 @@ TESTS = (STEERING, CONTENT, RESTORATION)
 OTHER, TRUNCATED = 255, 254
 """In place of a name: none of them; a generation that had not ended."""
 
+FEWEST = 2
+"""Pairs that a test takes at least: an interval over pairs needs two."""
+
 NEW = 16
 """Tokens that a name is generated with."""
 
@@ -222,11 +225,12 @@ def question_tokens(tokenizer: Speaks, letters: Sequence[Letter]) -> Int[Tensor,
 
 
 def first_pairs(name: str, count: int | None) -> tuple[Pair, ...]:
-    """The first pairs of a set, by default all; InputError for more than there are, or none."""
+    """The first pairs of a set, by default all; InputError for more than there are, or fewer than an interval takes."""
     there = pairs(name)
-    if count is not None and not 1 <= count <= len(there):
-        near = min(max(count, 1), len(there))
-        raise InputError(f"cannot take {count} of {len(there)} pairs of {name!r} (nearest: {near})")
+    if count is not None and not FEWEST <= count <= len(there):
+        near = min(max(count, FEWEST), len(there))
+        few = f": intervals over pairs take at least {FEWEST}" if count < FEWEST else ""
+        raise InputError(f"cannot take {count} of {len(there)} pairs of {name!r}{few} (nearest: {near})")
     return there[:count]
 
 

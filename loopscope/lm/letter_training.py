@@ -104,7 +104,10 @@ def lookups(seed: int, template: int, deepest: int, questions: int) -> Lookups:
 
     No question is asked twice, so up to depth ten no answer can be copied from before: hence at most ten questions per
     depth, and at least one, or InputError.  An earlier answer can still stand in for several transfers of a later
-    question.  The graph is that of `held().free_seed(seed)`; the template is one of 0-4.
+    question.  And the answers of one depth all differ, so who follows no rule, but remembers what was answered, names
+    the next one with chance 1/10, 1/9, ...: on average 14 % of six questions per depth, 29 % of ten.
+
+    The graph is that of `held().free_seed(seed)`; the template is one of 0-4.
     """
     if template not in TRAIN_TEMPLATES:
         raise InputError(f"texts to learn from have templates 0 to {TRAIN_TEMPLATES[-1]}, not {template}")

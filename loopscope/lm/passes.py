@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.nn.functional as nnf
@@ -57,13 +57,27 @@ def precision_name(dtype: torch.dtype) -> str:
     return ours.get(dtype, str(dtype).removeprefix("torch."))
 
 
+class Turns(NamedTuple):
+    """Rotary positions worked out: cosines and sines of every row's angles, [..., 1, R, k or k/2], for all heads."""
+
+    cos: Float[Tensor, "*P 1 R angles"]
+    sin: Float[Tensor, "*P 1 R angles"]
+
+
 @runtime_checkable
 class LanguageModel(LoopedModel, Protocol):
     """A looped model that can also be padded and decoded.
 
     Two promises beyond `LoopedModel`: `embed` does not look at where a token stands, and the layers' `project` takes
-    `rows` [R] for all examples or [B, R] for each.
+    `rows` [R] for all examples or [B, R] for each, or in their place what `turns` gives for them.
     """
+
+    def turns(self, rows: Tensor, h: Tensor) -> Turns | Tensor:
+        """What every layer's `project` can take for these rows of states like h; or the rows as they are.
+
+        It is worked out once for a pass: a row has the same position in every layer and loop.
+        """
+        ...
 
     @property
     def loops(self) -> int:
@@ -160,6 +174,7 @@ def states(
     elif before and len(rows) > 1:
         visible = causal(rows, torch.arange(total, device=h.device))
 
+    turns = model.turns(positions, h)
     alone = visible is None and before == 0  # decided here, so that a compiled layer knows it for certain
     found = {program.points[0]: h}
     for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
@@ -170,11 +185,11 @@ def states(
                 if recompute:
                     # Nothing in a layer is random, so no generator's state has to be kept with it.
                     h = checkpoint(
-                        through, layer, h, positions, visible, alone, None, use_reentrant=False,
+                        through, layer, h, turns, visible, alone, None, use_reentrant=False,
                         preserve_rng_state=False,
                     )  # fmt: skip
                 else:
-                    h = through(layer, h, positions, visible, alone, slot)
+                    h = through(layer, h, turns, visible, alone, slot)
             h = model.close(h)
         else:
             h = maps[step.name](h)
@@ -195,13 +210,13 @@ class _Slot(NamedTuple):
 def _through(
     layer: LoopedLayer,
     h: Float[Tensor, "B R d"],
-    positions: Int[Tensor, "*P R"],
+    turns: Any,
     visible: Bool[Tensor, "*M R S"] | None,
     alone: bool,
     slot: _Slot | None,
 ) -> Float[Tensor, "B R d"]:
     """The stream after one layer; `alone`: all rows are here and see those before them, so no mask is needed."""
-    q, k, v = layer.project(h, positions, "qkv")
+    q, k, v = layer.project(h, turns, "qkv")
     if slot is not None:
         k, v = slot.cache.extend(slot.loop, slot.layer, k, v)
     z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=alone, scale=layer.scale)

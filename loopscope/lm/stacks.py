@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from loopscope.errors import InputError, nearest
 from loopscope.lm.extras import extra
-from loopscope.lm.passes import Boundary, boundary_named, check_tokens, states
+from loopscope.lm.passes import Boundary, Turns, boundary_named, check_tokens, states
 from loopscope.program import F
 
 CLASSES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -59,15 +59,14 @@ class StackLayer:
         self.scale = float(self.attention.scaling)
 
     def project(
-        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"], parts: str = "qkv"
+        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | Turns, parts: str = "qkv"
     ) -> tuple[Float[Tensor, "*B H R k"], ...]:
         """Queries, keys, values ("q", "kv" or "qkv") of these rows, q and k normed and rotated to their positions.
 
-        `rows` are the positions, [R] for all examples or [B, R] for each.
+        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `turns` of them.
         """
         attention, y = self.attention, self.decoder.input_layernorm(x)
-        several = rows if rows.dim() > 1 else rows[None]  # some versions of transformers take no fewer axes
-        cos, sin = (part.unsqueeze(-3) for part in self.rotary(x, several))  # alike for all heads
+        cos, sin = rows if isinstance(rows, Turns) else _turns(self.rotary, rows, x)
         found = []
         for part in parts:
             heads = getattr(attention, f"{part}_proj")(y).unflatten(-1, (-1, attention.head_dim))
@@ -90,6 +89,13 @@ class StackLayer:
     def mlp_out(self, x: Float[Tensor, "*B R d"]) -> Float[Tensor, "*B R d"]:
         """What the MLP adds to the residual stream; x is the stream after attention."""
         return self.decoder.mlp(self.decoder.post_attention_layernorm(x))
+
+
+def _turns(rotary: Any, rows: Int[Tensor, "*P R"], x: Float[Tensor, "*B R d"]) -> Turns:
+    """By transformers' own rotary positions."""
+    several = rows if rows.dim() > 1 else rows[None]  # some versions of transformers take no fewer axes
+    cos, sin = rotary(x, several)
+    return Turns(cos.unsqueeze(-3), sin.unsqueeze(-3))
 
 
 class LoopedStack(nn.Module):
@@ -155,6 +161,10 @@ class LoopedStack(nn.Module):
         """h_0 of tokens [B, T]; InputError for anything but whole numbers of the vocabulary, or too many of them."""
         check_tokens(tokens, self.vocabulary, self.positions)
         return self.model.embed_tokens(tokens.long())
+
+    def turns(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> Turns:
+        """The rotary positions of rows, for all layers and loops."""
+        return _turns(self.model.rotary_emb, rows, h)
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """What F does after its last layer, row by row: the final norm with boundary "norm", else nothing."""

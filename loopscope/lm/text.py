@@ -63,6 +63,17 @@ class Tokenizer:
         """The tokens of several texts at once, as `encode` without what a tokenizer adds around a text."""
         return [list(found.ids) for found in self.parts.encode_batch(list(texts), add_special_tokens=False)]
 
+    def encode_with_places(
+        self, texts: Sequence[str], places: Sequence[Sequence[int]]
+    ) -> list[tuple[list[int], list[int | None]]]:
+        """As `encode_many`, each text with the tokens' numbers that hold the characters at its `places`.
+
+        None for a character that is in no token.
+        """
+        found = self.parts.encode_batch(list(texts), add_special_tokens=False)
+        pairs = zip(found, places, strict=True)
+        return [(list(each.ids), [each.char_to_token(place) for place in some]) for each, some in pairs]
+
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens, with the special ones or without."""
         return str(self.parts.decode(list(tokens), skip_special_tokens=not special))

@@ -25,7 +25,7 @@ from loopscope.errors import InputError
 from loopscope.lm.general_text import CHUNK, Pool, draw, tokens_beside
 from loopscope.lm.passes import check_tokens
 from loopscope.lm.text import Tokenizer
-from loopscope.lm.tuning.questions import examples, texts
+from loopscope.lm.tuning.questions import Example, Text, examples, texts
 from loopscope.lm.tuning.recipes import Recipe
 
 WINDOW = 256
@@ -35,11 +35,15 @@ Averaging = Literal["micro-batch", "sequence", "token"]
 
 
 class Row(NamedTuple):
-    """One sequence: its tokens, the first that is learned (1 or later), and how many loops it is run for."""
+    """One sequence: its tokens, the first that is learned (1 or later), and how many loops it is run for.
+
+    `answers`: of every answer in it the number of its first token, which is learned, and its depth.
+    """
 
     tokens: tuple[int, ...]
     first: int
     loops: int
+    answers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Unit:
     """Rows that go through the model in one pass, and the tokens learned: `targets`, each read at (`rows`, `columns`).
 
     The loss of a unit is the sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general
-    text.
+    text.  `answers` are the numbers of those targets that are the first tokens of answers, `depths` what they answer.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -55,6 +59,8 @@ class Unit:
     columns: Int[Tensor, " n"]
     targets: Int[Tensor, " n"]
     weights: Float[Tensor, " n"]
+    answers: Int[Tensor, " answers"]
+    depths: Int[Tensor, " answers"]
     loops: int
     kind: Literal["task", "general"]
     length: int  # of all rows together, without padding
@@ -63,7 +69,7 @@ class Unit:
         """The same on a device; a GPU fetches it while it works."""
         if device.type == "cpu":
             return self
-        names = ("tokens", "rows", "columns", "targets", "weights")
+        names = ("tokens", "rows", "columns", "targets", "weights", "answers", "depths")
         moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in names}
         return replace(self, **moved)
 
@@ -71,16 +77,16 @@ class Unit:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def chat_rows(asked: Sequence[tuple[str, str, int]], tokenizer: Tokenizer, newline: bool = True) -> list[Row]:
-    """Rows of (prompt, answer, loops): the answer is learned, and what ends the assistant's turn.
+def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = True) -> list[Row]:
+    """Rows of questions: the answer is learned, and what ends the assistant's turn.
 
     InputError where the chat template does not put an answer right behind the prompt it gives for generation.
     """
     before, after = [], []
-    for prompt, answer, _ in asked:
-        question = {"role": "user", "content": prompt}
+    for each in asked:
+        question = {"role": "user", "content": each.prompt}
         start = tokenizer.render([question], enable_thinking=False)
-        said = {"role": "assistant", "content": answer}
+        said = {"role": "assistant", "content": each.answer}
         whole = tokenizer.render([question, said], answer=False, enable_thinking=False)
         if not whole.startswith(start):
             raise InputError(f"the chat template of {tokenizer.folder} writes an answer elsewhere than it asks for it")
@@ -88,12 +94,18 @@ def chat_rows(asked: Sequence[tuple[str, str, int]], tokenizer: Tokenizer, newli
         after.append(whole[len(start) :] if newline else whole[len(start) :].removesuffix("\n"))
     both = tokenizer.encode_many([*before, *after])
     pairs = zip(both[: len(before)], both[len(before) :], asked, strict=True)
-    return [Row((*start, *rest), len(start), loops) for start, rest, (_, _, loops) in pairs]
+    return [Row((*start, *rest), len(start), one.loops, ((len(start), one.depth),)) for start, rest, one in pairs]
 
 
-def text_rows(found: Sequence[str], tokenizer: Tokenizer, loops: int) -> list[Row]:
+def text_rows(found: Sequence[Text], tokenizer: Tokenizer, loops: int) -> list[Row]:
     """Rows of texts of which every token is learned but the first, which nothing comes before."""
-    return [Row(tuple(ids), 1, loops) for ids in tokenizer.encode_many(found)]
+    places = [[place for place, _ in each.answers] for each in found]
+    rows = []
+    encoded = tokenizer.encode_with_places([each.text for each in found], places)
+    for each, (ids, firsts) in zip(found, encoded, strict=True):
+        answers = [(first, depth) for first, (_, depth) in zip(firsts, each.answers, strict=True) if first]
+        rows.append(Row(tuple(ids), 1, loops, tuple(answers)))
+    return rows
 
 
 # ---- units -----------------------------------------------------------------------------------------------------------
@@ -130,12 +142,20 @@ def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "
     tokens = torch.tensor([[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows])
     places = torch.arange(len(rows)).repeat_interleave(counts)
     columns = torch.cat([torch.arange(row.first - 1, len(row.tokens) - 1) for row in rows])
+    before = (counts.cumsum(0) - counts).tolist()  # targets of earlier rows
+    answers = [
+        (start + first - row.first, depth)
+        for start, row in zip(before, rows, strict=True)
+        for first, depth in row.answers
+    ]
     return Unit(
         tokens=tokens,
         rows=places,
         columns=columns,
         targets=tokens[places, columns + 1],
         weights=torch.tensor(weights).repeat_interleave(counts),
+        answers=torch.tensor([number for number, _ in answers], dtype=torch.long),
+        depths=torch.tensor([depth for _, depth in answers], dtype=torch.long),
         loops=rows[0].loops,
         kind=kind,
         length=sum(len(row.tokens) for row in rows),
@@ -143,7 +163,7 @@ def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "
 
 
 class Data:
-    """The units of every update of a recipe, a function of (recipe, general text, update) alone.
+    """The units of every update of a recipe, a function of (recipe, general text, update, depth) alone.
 
     InputError at the first update that does not fit the tokenizer, the model's vocabulary or its positions.
     """
@@ -154,27 +174,30 @@ class Data:
         self.recipe, self.tokenizer, self.pools = recipe, tokenizer, pools
         self.vocabulary, self.positions = vocabulary, positions
 
-    def __call__(self, update: int) -> list[Unit]:
-        """The units of an update, counted from 0; their weights sum to 1, so that a uniform loss of 1 gives 1."""
+    def __call__(self, update: int, deepest: int | None = None) -> list[Unit]:
+        """The units of an update, counted from 0; their weights sum to 1, so that a uniform loss of 1 gives 1.
+
+        `deepest` is the largest depth asked for (default: by the recipe's schedule).
+        """
         recipe = self.recipe
+        deepest = recipe.deepest_at(update) if deepest is None else deepest
         if recipe.general == "instead":
             turn = _turns(recipe.general_seed, recipe.share, recipe.updates)[update]
-            found = self._general_alone(update) if turn is None else self._task(turn, 1.0)
+            found = self._general_alone(update) if turn is None else self._task(turn, deepest, 1.0)
         else:
-            found = self._task(update, 1.0 - recipe.share)
+            found = self._task(update, deepest, 1.0 - recipe.share)
             if recipe.share:
                 found += self._general_beside(update, found)
         for unit in found:
             check_tokens(unit.tokens, self.vocabulary, self.positions)
         return found
 
-    def _task(self, turn: int, share: float) -> list[Unit]:
+    def _task(self, turn: int, deepest: int, share: float) -> list[Unit]:
         recipe = self.recipe
         if recipe.text == "look-ups":
-            rows = text_rows(texts(recipe, turn), self.tokenizer, recipe.loops)
+            rows = text_rows(texts(recipe, turn, deepest), self.tokenizer, recipe.loops)
         else:
-            asked = [(each.prompt, each.answer, each.loops) for each in examples(recipe, turn)]
-            rows = chat_rows(asked, self.tokenizer, recipe.newline)
+            rows = chat_rows(examples(recipe, turn, deepest), self.tokenizer, recipe.newline)
         return units(rows, micro=recipe.micro, averaging=recipe.averaging, share=share, kind="task")
 
     def _general_beside(self, update: int, task: Sequence[Unit]) -> list[Unit]:

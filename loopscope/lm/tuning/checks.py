@@ -51,9 +51,7 @@ class Checks:
             rows = [Row(chunk, 1, self.recipe.loops) for chunk in chunks]
             found = units(rows, micro=len(rows), averaging="token", share=1.0, kind="general")
             each = (unit.to(self.processes.device) for unit in found)
-            losses[source] = float(
-                sum(objective(u.tokens, u.rows, u.columns, u.targets, u.weights, u.loops) for u in each)
-            )
+            losses[source] = float(sum(objective(unit)[0] for unit in each))
         counts = self.processes.total(self._counts(objective))
         accuracy = {cell: right / asked for cell, (right, asked) in zip(self.cells, counts.tolist(), strict=True)}
         return {"nll": {**losses, "mixed": mixed(self.pools, losses)}, "accuracy": accuracy}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,17 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.files import StoreError, first_line, new_folder, read, reporting, write_synced
+from loopscope.files import read
 from loopscope.lm.folders import (
     CONFIG,
     LOOPED,
     PICKLES,
-    SINGLE,
     Adapter,
     load,
     outline,
@@ -37,6 +33,7 @@ from loopscope.lm.folders import (
     read_json,
     read_looped,
     weights_sha256,
+    write_folder,
 )
 from loopscope.lm.general_text import Pool, Source, built_in, pool
 from loopscope.lm.ouro import Ouro
@@ -45,10 +42,10 @@ from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.checks import Checks
 from loopscope.lm.tuning.memory import plan
-from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.processes import Processes, join
 from loopscope.lm.tuning.recipes import Recipe
-from loopscope.lm.tuning.trainer import Tuner
+from loopscope.lm.tuning.trainer import Tuner, answers_since
 from loopscope.manifest import digest
 from loopscope.maps import AffineMap, make_map, map_files
 from loopscope.store import Artefact, Store
@@ -62,13 +59,17 @@ HISTORY, RESULT = "history.json", "result.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a job is: updates, the last loss of the task, the mean accuracy of the last check, tokens per second."""
+    """Where a job is: updates, the last loss of the task, the mean accuracy of the last check, tokens per second.
+
+    `begun` is, by depth, the share of answers that began right in the updates since the last report.
+    """
 
     job: str
     update: int
     updates: int
     loss: float | None
     accuracy: float
+    begun: Mapping[str, float]
     tokens_per_second: float
 
 
@@ -77,8 +78,8 @@ class Settings:
     """How a job is run; what comes out differs by rounding at most.
 
     `save_every`: seconds between checkpoints.  `compiled`: layers are compiled first, which takes a minute and makes
-    every update faster on a GPU.  `watch` is called after every window, `tell` with the estimate of memory before the
-    first.
+    every update faster on a GPU.  `watch` is called after every window; `tell` with a line about memory before the
+    first, about what is learned after every check, and where depth grows.
     """
 
     device: torch.device
@@ -112,7 +113,7 @@ class _Job:
     tokenizer: Tokenizer
     pools: Sequence[Pool]
     data: Data
-    passes: Sequence[Unit]  # of the first and the last update
+    passes: Sequence[Unit]  # of the first update, and of the last at the largest depth
     step: AffineMap | None
     processes: Processes
 
@@ -205,7 +206,8 @@ def _prepared(
             raise InputError(f"a {recipe.family} map takes {'no' if shape else 'a'} rank") from None
     pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources or built_in()]
     data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
-    passes = [unit for update in {0, recipe.updates - 1} for unit in data(update)]
+    ends = ((0, recipe.deepest_at(0)), (recipe.updates - 1, recipe.deepest))
+    passes = [unit for update, deepest in ends for unit in data(update, deepest)]
     return _Job(
         folder, recipe, model, weights_sha256(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
         step, join(settings.device),
@@ -248,6 +250,8 @@ def _tuner(job: _Job, recompute: bool, compiled: bool) -> Tuner:
     loops, boundary = job.model.loops, job.model.boundary
     model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
     model.requires_grad_(job.step is None)
+    if job.step is not None and job.processes.device.type == "cuda":
+        narrow_products(model, torch.bfloat16)
     if isinstance(model, Ouro):
         model.model.early_exit_gate.requires_grad_(False)  # no loss reads it
     step = None if job.step is None else job.step.to(job.processes.device)
@@ -276,10 +280,23 @@ class _Reporter:
             accuracy: dict[str, float] = next(
                 (row["accuracy"] for row in reversed(tuner.history) if "accuracy" in row), {}
             )
+            last = tuner.history[-1]
             self.settings.watch(Progress(
-                self.job.recipe.name, tuner.update, self.job.recipe.updates, tuner.history[-1]["loss"],
-                sum(accuracy.values()) / max(1, len(accuracy)), tuner.tokens / max(tuner.seconds, 1e-9),
+                self.job.recipe.name, tuner.update, self.job.recipe.updates, last["loss"],
+                sum(accuracy.values()) / max(1, len(accuracy)), _shares(last["answers"]),
+                tuner.tokens / max(tuner.seconds, 1e-9),
             ))  # fmt: skip
+            if "grown" in last:
+                self.settings.tell(f"update {tuner.update:,}: depth {last['grown']} from here on")
+            if "accuracy" in last:
+                before = max(row["update"] for row in tuner.history[:-1] if "accuracy" in row)
+                since = _shares(answers_since(tuner.history, before))
+                begun = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in since.items()) or "none"
+                self.settings.tell(f"update {tuner.update:,}: answers that began right since the last check: {begun}")
+
+
+def _shares(answers: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    return {depth: right / asked for depth, (right, asked) in answers.items()}
 
 
 def _result(tuner: Tuner) -> dict[str, Any]:
@@ -297,26 +314,13 @@ def _write_folder(
     out: Path, source: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
     """The folder of a trained model: what is in `source` beside weights, and new weights in fp32."""
-    left = (".safetensors", *PICKLES)
+    left = (".safetensors", ".safetensors.index.json", *PICKLES)
     config = {
         key: "float32" if key in ("dtype", "torch_dtype") else value for key, value in read_config(source).items()
     }
     texts = {CONFIG: config, LOOPED: about, HISTORY: result}
-    with new_folder(out) as draft:
-        for file in sorted(source.iterdir()):
-            if file.is_file() and file.name not in texts and not file.name.endswith((*left, ".safetensors.index.json")):
-                with reporting("copy", file):
-                    write_synced(draft / file.name, file.read_bytes())
-        for name, values in texts.items():
-            write_synced(draft / name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        try:
-            save_file(tensors, draft / SINGLE, {"format": "pt"})
-        except SafetensorError as error:  # of a full disk, too
-            raise StoreError(f"cannot write {out}: {first_line(error)}") from error
-        (draft / SINGLE).chmod(0o644)  # which safetensors makes for its owner alone
-        with (draft / SINGLE).open("rb") as written:
-            os.fsync(written.fileno())
+    others = [file for file in sorted(source.iterdir()) if file.is_file() and not file.name.endswith(left)]
+    write_folder(out, weights, texts, [file for file in others if file.name not in texts])
 
 
 def _text_digest(tokenizer: Tokenizer, pools: Sequence[Pool]) -> str:

@@ -1,10 +1,10 @@
 """How much memory a run takes, counted before it begins, so that one that cannot fit is not begun.
 
-Counted from shapes: weights, gradients and optimiser state in fp32; on a GPU a bf16 copy of the weights for the
-products; what a pass keeps for its backward pass; and the logits of the tokens learned.  What a layer keeps is at most
-8 d + 8 H k + 4 m numbers per row (width d, H heads of size k, MLP m): measured on Llama, Qwen3 and Ouro, it was that
-or up to a quarter less.  Recomputing keeps one state per layer, and one layer's worth; a norm at
-the end of a loop keeps three more.
+Counted from shapes: weights, gradients and optimiser state in fp32; on a GPU a bf16 copy of trained weights for the
+products, while frozen ones are there in bf16 alone, but for an embedding; what a pass keeps for its backward pass; and
+the logits of the tokens learned.  What a layer keeps is at most 8 d + 8 H k + 4 m numbers per row (width d, H heads of
+size k, MLP m): measured on Llama, Qwen3 and Ouro, it was that or up to a quarter less.  Recomputing keeps one state
+per layer, and one layer's worth; a norm at the end of a loop keeps three more.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def estimate(
     parts = processes if step is None else 1
     whole = 4 * size if parts > 1 else 0  # gathered for a pass, beside this process's share
     product = 2 if gpu else 4
+    linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
+    frozen = 2 * linear if gpu and step is not None else 0
     mlp = next(each.shape[0] for name, each in model.named_parameters() if name.endswith("mlp.up_proj.weight"))
     d, heads, layers = model.width, model.heads * model.head_size, len(model.layers)
     layer = 4 * (8 * d + 8 * heads) + product * 4 * mlp
@@ -84,7 +86,7 @@ def estimate(
         activations = max(activations, rows * (held + closing))
         logits = max(logits, min(len(unit.targets), ROWS) * model.vocabulary * (product + 8))
     return Memory(
-        weights=4 * size // parts + whole + (2 * size if gpu else 0),
+        weights=4 * size // parts + whole + (2 * size if gpu and step is None else 0) - frozen,
         gradients=4 * count // parts + (whole if step is None else 0),
         optimiser=4 * kept // parts,
         activations=activations,

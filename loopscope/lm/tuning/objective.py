@@ -10,13 +10,14 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as nnf
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from loopscope.lm.folders import Adapter
 from loopscope.lm.passes import states
 from loopscope.lm.placement import after_each, between
+from loopscope.lm.tuning.batches import Unit
 from loopscope.maps import AffineMap
 from loopscope.program import F, Program
 
@@ -25,6 +26,17 @@ MAP = "step"
 
 ROWS = 4096
 """Tokens whose logits are held at a time: over a large vocabulary they take more memory than the states."""
+
+
+def narrow_products(model: nn.Module, dtype: torch.dtype) -> None:
+    """Hold the frozen matrices of linear layers in the precision of the products, which changes no value.
+
+    Autocast casts a frozen matrix anew for every product, so in every loop, and each copy is kept for the backward
+    pass; trained ones it casts once.
+    """
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.data = part.weight.data.to(dtype)
 
 
 class Objective(nn.Module):
@@ -52,26 +64,25 @@ class Objective(nn.Module):
         with torch.autocast(h.device.type, enabled=False):
             return self.step(h.float())
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "B T"],
-        rows: Int[Tensor, " n"],
-        columns: Int[Tensor, " n"],
-        targets: Int[Tensor, " n"],
-        weights: Float[Tensor, " n"],
-        loops: int,
-    ) -> Float[Tensor, ""]:
-        """The sum of weights times cross-entropies of the targets, read after `loops` loops at (rows, columns)."""
-        program = self.program(loops)
+    def forward(self, unit: Unit) -> tuple[Float[Tensor, ""], Bool[Tensor, " answers"]]:
+        """The sum of weights times cross-entropies of the unit's targets, and which of its answers begin right.
+
+        An answer begins right if its first token is the likeliest, given the right text before it.
+        """
+        program = self.program(unit.loops)
         maps = {} if self.step is None else {MAP: self.steer}
         recompute = self.recompute and torch.is_grad_enabled()
-        found = states(self.model, tokens, program, maps=maps, recompute=recompute, compiled=self.compiled)
-        h = found[program.points[-1]][rows, columns]
+        found = states(self.model, unit.tokens, program, maps=maps, recompute=recompute, compiled=self.compiled)
+        h, targets = found[program.points[-1]][unit.rows, unit.columns], unit.targets
         if len(targets) <= ROWS:
-            return self._cost(h, targets, weights)
-        parts = zip(h.split(ROWS), targets.split(ROWS), weights.split(ROWS), strict=True)
-        costs = [checkpoint(self._cost, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-        return torch.stack(costs).sum()
+            loss = self._cost(h, targets, unit.weights)
+        else:
+            parts = zip(h.split(ROWS), targets.split(ROWS), unit.weights.split(ROWS), strict=True)
+            costs = [checkpoint(self._cost, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+            loss = torch.stack(costs).sum()
+        with torch.no_grad():  # behind the loss: of weights cast under autocast, those with gradients are kept for both
+            right = self.model.read(h[unit.answers]).argmax(-1) == targets[unit.answers]
+        return loss, right
 
     def _cost(
         self, h: Float[Tensor, "n d"], targets: Int[Tensor, " n"], weights: Float[Tensor, " n"]

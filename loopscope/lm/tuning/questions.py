@@ -5,7 +5,7 @@ All of it is a function of (recipe, update) alone, and of nothing that is evalua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,11 +15,29 @@ from loopscope.lm.tuning.recipes import Recipe
 
 @dataclass(frozen=True)
 class Example:
-    """A question with its answer, and by a run of how many loops it is learned."""
+    """A question with its answer, by a run of how many loops it is learned, and its depth."""
 
     prompt: str
     answer: str
     loops: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text full of look-ups, and of every answer in it the first character's place and the depth."""
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+
+
+def joined(turns: Iterable[tuple[str, str, int]], end: str = "") -> Text:
+    """The text of turns: (what comes before an answer, the answer, its depth), one after another."""
+    text, answers = "", []
+    for before, answer, depth in turns:
+        answers.append((len(text) + len(before), depth))
+        text += before + answer
+    return Text(text + end, tuple(answers))
 
 
 @dataclass(frozen=True)
@@ -32,29 +50,34 @@ class Question:
     right: Callable[[str], bool]
 
 
-def examples(recipe: Recipe, turn: int) -> tuple[Example, ...]:
-    """The questions of the update that is number `turn` of those with questions, counted from 0."""
-    deepest = recipe.deepest_at(turn)
+def examples(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Example, ...]:
+    """The questions of the update that is number `turn` of those with questions, counted from 0.
+
+    `deepest` is the largest depth asked for (default: by the recipe's schedule).
+    """
+    deepest = recipe.deepest_at(turn) if deepest is None else deepest
     if recipe.task == "letter":
         stage = letter_training.Stage(recipe.seed, recipe.examples, deepest)
         drawn = letter_training.training(stage, turn)
-        return tuple(Example(letters.prompt(each), letters.answer(each), recipe.loops) for each in drawn)
+        return tuple(Example(letters.prompt(each), letters.answer(each), recipe.loops, each.k) for each in drawn)
     if recipe.task == "antonym":
         depths = [deepest if recipe.stepwise else 1 + j % deepest for j in range(recipe.examples)]
         asked = antonyms.requests(turn, recipe.seed, depths, recipe.form)
         if not recipe.stepwise:
-            return tuple(Example(each.prompt, each.answer, recipe.loops) for each in asked)
+            return tuple(Example(each.prompt, each.answer, recipe.loops, each.k) for each in asked)
         return tuple(
-            Example(each.prompt, answer, loops) for each in asked for loops, answer in enumerate(each.stages, start=1)
+            Example(each.prompt, answer, loops=stage, depth=stage)
+            for each in asked
+            for stage, answer in enumerate(each.stages, start=1)
         )
     rounds = recipe.examples // len(iterations.TASKS)
     several = [iterations.requests(rounds * turn + i, deepest=deepest, seed=recipe.seed) for i in range(rounds)]
-    return tuple(Example(each.prompt, each.answer, recipe.loops) for five in several for each in five)
+    return tuple(Example(each.prompt, each.answer, recipe.loops, each.k) for five in several for each in five)
 
 
-def texts(recipe: Recipe, turn: int) -> tuple[str, ...]:
-    """The texts full of look-ups of an update, counted as in `examples`."""
-    deepest = recipe.deepest_at(turn)
+def texts(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Text, ...]:
+    """The texts full of look-ups of an update; arguments as of `examples`."""
+    deepest = recipe.deepest_at(turn) if deepest is None else deepest
     if recipe.task == "letter":
         drawn = letter_training.adaptation(
             turn,
@@ -63,16 +86,21 @@ def texts(recipe: Recipe, turn: int) -> tuple[str, ...]:
             deepest=deepest,
             first_seed=recipe.seed,
         )
-        return tuple(each.text for each in drawn)
+        return tuple(
+            joined((*turn, letter.k) for turn, letter in zip(each.turns, each.letters, strict=True)) for each in drawn
+        )
     seeds = [recipe.seed + recipe.examples * turn + j for j in range(recipe.examples)]
     if recipe.task == "antonym":
-        return tuple(
-            antonyms.dense_text(
-                seed, longest=deepest, sequences=recipe.per_text, form=recipe.form, order="shuffled"
-            )
-            for seed in seeds
-        )  # fmt: skip
-    return tuple(iterations.dense_text(seed, longest=deepest, rounds=recipe.per_text) for seed in seeds)
+        asked = {"longest": deepest, "sequences": recipe.per_text}
+        found = [antonyms.dense_turns(seed, **asked, form=recipe.form, order="shuffled") for seed in seeds]
+        return tuple(joined(each, end="\n") for each in found)
+    several = [iterations.dense_requests(seed, longest=deepest, rounds=recipe.per_text) for seed in seeds]
+    return tuple(joined(_asked(each), end="\n") for each in several)
+
+
+def _asked(requests: Iterable[iterations.Request]) -> Iterator[tuple[str, str, int]]:
+    for number, each in enumerate(requests):
+        yield ("\n\n" if number else "") + each.prompt + " ", each.answer, each.k
 
 
 def questions(recipe: Recipe) -> tuple[Question, ...]:

@@ -3,9 +3,11 @@
     letter, antonym-final, antonym-stepwise, iterations          the paper's backbones, from a released checkpoint
     letter-map, antonym-map, iterations-map                      its maps, fitted to those backbones
     smol-*                                                       the same for a small model that was never looped
+    small-*-adapt                                                the first stage of a model from nothing
 
 A model that was not made for loops first needs a stage (`smol-*-adapt`) in which every token of texts full of look-ups
-is learned, with requests that grow from depth 1.  The task comes after it, and then the map.
+is learned, with requests that grow from depth 1.  The task comes after it, and then the map.  A model with random
+weights learns longer and faster in that stage (`small-*-adapt`), and then by the same recipes.
 
 A recipe goes as JSON into the manifest of what it makes.  `changed` gives one with other numbers.  `deviations` names
 each point in which a recipe differs from the reference protocol.
@@ -35,6 +37,8 @@ class Recipe:
     - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
       questions and answers (`per_text` per depth, sequences or rounds), of which every token is.
     - `deepest` is the largest depth asked for, reached from 1 in steps of one every `grow_every` updates (0: at once).
+      With `grow_at`, such a step is taken only if in those updates this share of the answers at the present deepest
+      depth began right, each looked at before it was learned from; otherwise the depth stays for as many updates more.
     - `stepwise`: each request is learned `deepest` times, its answer after step t by a run of t loops.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
@@ -67,6 +71,7 @@ class Recipe:
     decay: float = 0.0
     clip: float = 1.0
     grow_every: int = 0
+    grow_at: float | None = None
     text: Literal["questions", "look-ups"] = "questions"
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
@@ -101,6 +106,11 @@ class Recipe:
             )
         if not 0 <= self.share < 1:
             raise InputError(f"the share of general text is from 0 to below 1, not {self.share}")
+        if self.grow_at is not None and not (0 < self.grow_at <= 1 and self.grow_every):
+            raise InputError(
+                f"grow_at is above 0 to 1 and looked at every grow_every updates, not {self.grow_at} every "
+                f"{self.grow_every}"
+            )
         if 0 < self.horizon <= self.warmup:
             raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
         if self.stepwise and (self.task != "antonym" or self.deepest > self.loops):
@@ -114,7 +124,7 @@ class Recipe:
         return Schedule(self.rate, self.warmup, decay=max(0, self.horizon - self.warmup), floor=0.1)
 
     def deepest_at(self, update: int) -> int:
-        """The largest depth asked for in an update, counted from 0."""
+        """The largest depth asked for in an update, counted from 0; with `grow_at`, the largest that it could be."""
         return min(self.deepest, 1 + update // self.grow_every) if self.grow_every else self.deepest
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,13 +208,24 @@ def iterate_map() -> Recipe:
 
 
 def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_text: int) -> Recipe:
-    return Recipe(
+    found = Recipe(
         f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
         task, loops=4, updates=3_000, examples=texts, micro=16, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
-        decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=500,
-        text="look-ups", per_text=per_text, averaging="token", boundary="norm", check_every=250,
+        decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=100,
+        grow_at=0.9, text="look-ups", per_text=per_text, averaging="token", boundary="norm", check_every=250,
         deviations=(OURS,),
     )  # fmt: skip
+    return replace(found, checked=8, grow_at=0.8) if task == "iterations" else found  # five tasks, of unlike difficulty
+
+
+def _small(adapt: Recipe) -> Recipe:
+    """The same stage for a model with random weights, whose look-ups come suddenly and late: depth waits for them."""
+    new: dict[str, Any] = {
+        "name": adapt.name.replace("smol-", "small-"), "about": f"{adapt.about}; from nothing", "updates": 10_000,
+        "horizon": 10_000, "warmup": 200, "rate": 1e-3, "examples": 32, "micro": 32,
+        "check_every": 500, "deviations": (*adapt.deviations, "weights are random at first"),
+    }  # fmt: skip
+    return replace(adapt, **new)
 
 
 def _smol(made: Recipe, **changes: Any) -> Recipe:
@@ -225,7 +246,9 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
 
 RECIPES: Mapping[str, Recipe] = _listed(
     letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map(),
-    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), replace(_adapt("iterations", 16, 1), checked=8),
+    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
+    _small(_adapt("letter", 16, 6)), _small(_adapt("antonym", 16, 3)),
+    _small(_adapt("iterations", 16, 1)),
     _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
     _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map(), checked=4),
 )  # fmt: skip

@@ -39,7 +39,10 @@ class Tuner:
     """Trains the parameters of an objective that require gradients.
 
     `history` has a row for every window (`loss` of the task and of `general` text, gradient `norm` before clipping,
-    `rate`), with the results of a check where one was made; the first row, of update 0, is a check alone.
+    `rate`), with the results of a check where one was made; the first row, of update 0, is a check alone.  `answers` in
+    a row are, by depth, how many answers of the window's own texts began right and how many there were: looked at in
+    the pass that they are learned from, so before it, and texts are drawn anew for every update.  `grown` is the depth
+    that a row ends with where `grow_at` let it grow; as rows are saved, a run that is resumed knows its depth.
     """
 
     stage = 0  # there is one only
@@ -89,6 +92,25 @@ class Tuner:
         self.history = list(progress["history"])
         self._clear()
 
+    # ---- depth -------------------------------------------------------------------------------------------------------
+
+    def deepest_at(self, update: int) -> int:
+        """The largest depth that an update asks for, the next one or the one after it."""
+        if self.recipe.grow_at is None:
+            return self.recipe.deepest_at(update)
+        return next((int(row["grown"]) for row in reversed(self.history) if "grown" in row), 1)
+
+    def _grow(self) -> bool:
+        """Whether depth has grown, now that a window has ended."""
+        recipe, depth = self.recipe, self.deepest_at(self.update)
+        if recipe.grow_at is None or self.update % recipe.grow_every or depth == recipe.deepest:
+            return False
+        right, asked = answers_since(self.history, self.update - recipe.grow_every).get(str(depth), (0, 0))
+        if not asked or right < recipe.grow_at * asked:
+            return False
+        self.history[-1]["grown"] = depth + 1
+        return True
+
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     @property
@@ -104,30 +126,35 @@ class Tuner:
         if not self.history:
             self.history.append({"update": 0, **self._checked()})
         with ThreadPoolExecutor(max_workers=1) as ahead:
-            coming = ahead.submit(self._units, self.update)
+            coming = ahead.submit(self._units, self.update, self.deepest_at(self.update))
             while not self.done:
                 started = time.perf_counter()
                 units, shares = coming.result()
-                if self.update + 1 < self.recipe.updates:
-                    coming = ahead.submit(self._units, self.update + 1)
+                after = self.update + 1
+                if after < self.recipe.updates:
+                    coming = ahead.submit(self._units, after, self.deepest_at(after))
                 self._step(units)
                 for kind, (share, length) in shares.items():
                     self._shares[kind] += share
                     self.tokens += length
                 self.update += 1
-                ended = self.update % WINDOW[self.device.type] == 0 or self.update == self.recipe.updates
-                check = self.update % self.recipe.check_every == 0 or self.update == self.recipe.updates
-                if ended or check:
+                last = self.update == self.recipe.updates
+                check = self.update % self.recipe.check_every == 0 or last
+                growing = self.recipe.grow_at is not None and self.update % self.recipe.grow_every == 0
+                ended = self.update % WINDOW[self.device.type] == 0 or check or growing
+                if ended:
                     self._look()
+                    if self._grow() and not last:  # what was made ahead is not deep enough
+                        coming = ahead.submit(self._units, self.update, self.deepest_at(self.update))
                 self.seconds += time.perf_counter() - started
                 if check:
                     self.history[-1] |= self._checked()
-                if ended or check:
+                if ended:
                     report(self)
 
-    def _units(self, update: int) -> tuple[list[tuple[Unit, float]], dict[str, tuple[float, int]]]:
+    def _units(self, update: int, deepest: int) -> tuple[list[tuple[Unit, float]], dict[str, tuple[float, int]]]:
         """This process's units on its device, and of all processes' the shares of the loss and the tokens by kind."""
-        found = self.data(update)
+        found = self.data(update, deepest)
         shares = {
             kind: (
                 math.fsum(float(unit.weights.sum()) for unit in found if unit.kind == kind),
@@ -143,9 +170,11 @@ class Tuner:
         for number, (unit, factor) in enumerate(units, start=1):
             with self.processes.passing(self.spread, last=number == len(units)), known_tokens():
                 with self._precision():
-                    loss = self.spread(unit.tokens, unit.rows, unit.columns, unit.targets, unit.weights, unit.loops)
+                    loss, right = self.spread(unit)
                 (factor * loss).backward()
-            self._sums[KINDS.index(unit.kind)] += loss.detach() * (factor > 0)
+            if factor > 0:
+                self._sums[KINDS.index(unit.kind)] += loss.detach()
+                self._answers.index_add_(0, unit.depths, torch.stack([right, torch.ones_like(right)], 1).float())
         self._norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.recipe.clip)
         self.optimiser.step()
         self.optimiser.zero_grad()
@@ -160,6 +189,8 @@ class Tuner:
         means = [total / share if share else None for total, share in zip(sums, self._shares.values(), strict=True)]
         row = {"update": self.update, "loss": means[0], "general": means[1], "norm": float(gathered(self._norm)),
                "rate": self.recipe.schedule.rate(self.update)}  # fmt: skip
+        counts = self.processes.total(self._answers).long().tolist()
+        row["answers"] = {str(depth): count for depth, count in enumerate(counts) if count[1]}
         for name in ("loss", "general", "norm"):
             if (number := row[name]) is not None and not math.isfinite(number):
                 raise NotFiniteError(f"{self.recipe.name} stopped at update {self.update:,}: its {name} is {number}")
@@ -169,6 +200,7 @@ class Tuner:
     def _clear(self) -> None:
         self._sums = torch.zeros(len(KINDS), device=self.device)
         self._norm = torch.zeros((), device=self.device)
+        self._answers: Tensor = torch.zeros(self.recipe.deepest + 1, 2, device=self.device)  # begun right, and all
         self._shares = dict.fromkeys(KINDS, 0.0)
 
     def _checked(self) -> dict[str, Any]:
@@ -181,6 +213,16 @@ class Tuner:
             return False
         rows = [row for row in self.history if "accuracy" in row and row["update"] > 0][-2:]
         return len(rows) == 2 and all(min(row["accuracy"].values()) >= self.recipe.gate for row in rows)
+
+
+def answers_since(history: Sequence[Mapping[str, Any]], update: int) -> dict[str, tuple[int, int]]:
+    """By depth, how many answers began right and how many there were in the rows after an update."""
+    sums: dict[str, tuple[int, int]] = {}
+    for row in history:
+        for depth, (right, asked) in row.get("answers", {}).items() if row["update"] > update else ():
+            before = sums.get(depth, (0, 0))
+            sums[depth] = (before[0] + right, before[1] + asked)
+    return sums
 
 
 def _is_of(key: str, name: str) -> bool:
