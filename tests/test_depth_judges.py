@@ -176,18 +176,21 @@ def test_the_limit_waits_for_all_gains_and_for_long_lengths() -> None:
     assert found["parity.gain"].verdict == HOLDS
 
 
-def test_long_lengths_come_from_stored_records_where_fresh_ones_have_none() -> None:
+def test_a_part_measured_now_does_not_replace_a_stored_whole() -> None:
     stored = [bits(name, 2, 8 - number, far=(5, 4)) for number, name in enumerate(BITS)]
     fresh = bits(BITS[0], 5, 4, settings=parity_counts.QUICK)
     found = verdicts(*stored, fresh=[fresh])
-    assert (found["parity.gain"].fresh, found["parity.gain"].stored) == (1, 2)
-    assert found["parity.gain"].ours == "2 of 3 seeds; J minus native -10.0, 50.0, 40.0"
+    assert (found["parity.gain"].fresh, found["parity.gain"].stored) == (0, 3)
+    assert found["parity.gain"].ours == "3 of 3 seeds; J minus native 60.0, 50.0, 40.0"
     assert (found["parity.limit"].verdict, found["parity.limit"].stored) == (HOLDS, 3)
-    assert found["parity.limit"].ours == "parity-0: 50.0 vs 40.0"
-    assert found["parity.gain"].scale == (
-        "paper's model, no far, heat 16, 8 heat strings, near 45-125 by 20, 8 strings"
-    )
-    assert found["parity.limit"].scale == "paper scale"
+    assert {found[name].scale for name in ("parity.gain", "parity.limit")} == {"paper scale"}
+    evidence = Evidence(stored, [fresh])
+    assert [*map(id, evidence.in_part)] == [id(fresh)]
+    assert "Recomputed now in part, as a check: `parity` on parity-0." in evidence.origin("parity")
+    alone = verdicts(*stored[1:], fresh=[fresh])  # what there is no whole of is judged by the part, and says so
+    assert (alone["parity.gain"].fresh, alone["parity.gain"].stored) == (1, 2)
+    assert alone["parity.gain"].scale == "paper's model, no far, heat 16, 8 heat strings, near 45-125 by 20, 8 strings"
+    assert Evidence(stored[1:], [fresh]).in_part == []
 
 
 # ---- chains of relations ---------------------------------------------------------------------------------------------
@@ -230,13 +233,15 @@ def test_chains_need_three_fits() -> None:
     assert not verdicts(chain(name="relations-1"))["kg.inside"].ours
 
 
-def test_of_chains_the_record_with_most_fits_comes_first_and_then_the_fresh_one() -> None:
+def test_of_chains_the_record_with_most_fits_comes_first_then_the_whole_and_then_the_fresh_one() -> None:
     whole, quick = chain(), {"queries": 64, "cut": True}
-    found = verdicts(whole, fresh=[chain(fits=[WHOLE], settings=quick)])
-    assert (found["kg.inside"].verdict, found["kg.inside"].stored, found["kg.inside"].fresh) == (HOLDS, 1, 0)
-    found = verdicts(whole, fresh=[chain(far=9, settings=quick)])
+    for fresh in (chain(fits=[WHOLE], settings=quick), chain(far=9, settings=quick)):
+        found = verdicts(whole, fresh=[fresh])
+        assert {(each.verdict, each.stored, each.fresh) for each in found.values() if each.ours} == {(HOLDS, 1, 0)}
+    found = verdicts(whole, fresh=[chain(far=9)])
     assert (found["kg.beyond"].verdict, found["kg.beyond"].stored, found["kg.beyond"].fresh) == (FAILS, 0, 1)
-    assert found["kg.beyond"].scale == "paper's model, cut, 64 queries"
+    found = verdicts(fresh=[chain(far=9, settings=quick)])
+    assert (found["kg.beyond"].verdict, found["kg.beyond"].scale) == (FAILS, "paper's model, cut, 64 queries")
 
 
 def test_chains_of_which_too_little_was_asked() -> None:

@@ -20,10 +20,11 @@ from loopscope.experiments.records import Facts, Predictions, Record, records, s
 from loopscope.experiments.suite import LASTING, QUICK_LASTING
 from loopscope.report.contents import Listing, Report, Section
 from loopscope.report.graph_walks import SECTIONS, report_of
-from loopscope.report.lasting import accuracy, aim, limiting, measured
+from loopscope.report.lasting import accuracy, aim, checks, limiting, measured
 from loopscope.report.page import write_page
 from loopscope.report.traces import Panel, Trace, traces
 from loopscope.store import Store
+from loopscope.tasks.populations import population
 from tests.browser import chromium, installed
 from tests.planted import CHOSEN, MAIN
 from tests.test_extrapolation_report import figure, told
@@ -229,7 +230,9 @@ def test_the_aim_is_missed_at_either_call() -> None:
     share = counted(first()).curve("pool", "one")[7]
     assert 0.95 < share < 0.99
     said = aimed(first())
-    assert said.startswith(f"{AIM} Not reached on 1 of 3 backbones; nearest: `pool` on `{FIRST}`, {100 * share:.1f} [")
+    assert said.startswith(
+        f"{AIM} Not reached so far, on 1 of 3 backbones; nearest: `pool` on `{FIRST}`, {100 * share:.1f} ["
+    )
     short = {"published": until(2), "rollout": until(63)}
     said = aimed(*(recorded(name, short) for name in MAIN))
     assert said.startswith(f"{AIM} Not reached; nearest: `")
@@ -243,9 +246,20 @@ def test_a_shorter_run_decides_nothing() -> None:
     assert {"moved, call 8", "moved, call 10"} < set(limiting(found, "two").columns)
 
 
-def test_what_was_measured_now_comes_before_what_is_stored() -> None:
-    quick = replace(recorded(REACHED, {"published": until(1), "pool": until(3)}), settings=dict(QUICK_LASTING))
-    assert "Not reached on 1 of 3 backbones" in aimed(second(), fresh=[quick])
+def test_a_whole_measured_now_comes_before_a_stored_one_and_a_part_is_a_check_of_it() -> None:
+    whole = recorded(REACHED, {"published": until(1), "pool": until(3)})
+    part = replace(whole, settings=dict(QUICK_LASTING))
+    assert "Not reached so far, on 1 of 3 backbones" in aimed(second(), fresh=[whole])
+    assert "Not reached so far, on 1 of 3 backbones" in aimed(fresh=[part])
+    assert f"Reached: `pool` on `{REACHED}`" in aimed(second(), fresh=[part])
+    for evidence in (Evidence([second()], [whole]), Evidence([], [part])):
+        assert checks(measured(evidence), evidence) == []
+    evidence = Evidence([second()], [part])
+    nothing = int((population(INDEPENDENT).mask("five")[: 10 * GRAPHS].view(GRAPHS, 10).sum(1) == 0).sum())
+    same = 2 * 12 * GRAPHS + 2 * (3 * GRAPHS + 9 * nothing)  # published; pool, which agrees up to call 3
+    (said,) = checks(measured(evidence), evidence)
+    assert said.startswith(f"A check: on the first {GRAPHS} graphs, `{REACHED}` was measured again. ")
+    assert f"Of {4 * 12 * GRAPHS:,} counts of right answers on a graph at a call, {same:,} are those" in said
 
 
 def test_the_aim_is_no_claim(report: Report, made: Section) -> None:

@@ -121,7 +121,7 @@ def parity_limit(evidence: Evidence) -> Finding | None:
 
 
 def chained(evidence: Evidence) -> Record | None:
-    """The record of the cohort's backbone with the most fits; of equals a fresh one, or else the largest."""
+    """The record of the cohort's backbone with the most fits; of equals the best, as `Evidence.records` has it."""
     (name,) = COHORTS["relations"].backbones
     found = [record for record in evidence.every(CHAINS) if record.facts.name == name]
     return max(reversed(found), key=lambda record: len(chains.outcomes(record.predictions).steered), default=None)

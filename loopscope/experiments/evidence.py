@@ -1,4 +1,8 @@
-"""Evidence: the records that claims are judged by, those measured just now before stored ones."""
+"""Evidence: the records that claims are judged by, those measured just now before stored ones.
+
+Long experiments keep counts (`raw`), and a quick run of them measures a small part.  It does not replace a stored
+record of the whole, but is a check of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from loopscope.tasks.populations import population
 
 @dataclass(frozen=True)
 class Evidence:
-    """All records that claims may use; `fresh` are those measured just now, which come before stored ones."""
+    """All records that claims may use; `fresh` are those measured just now."""
 
     stored: Sequence[Record] = ()
     fresh: Sequence[Record] = ()
@@ -26,15 +30,24 @@ class Evidence:
 
     @cached_property
     def records(self) -> list[Record]:
-        """One record for each experiment, backbone and set of populations, by number of the seed, fresh ones last.
+        """One record for each experiment, backbone and set of populations, by number of the seed, the best last.
 
-        Of several, it is the one with the most answers: what was measured on all graphs, not on some.  Of a language
-        model in two precisions it is that in fp32.
+        Of several, fresh ones come before stored ones, and then the one with the most answers: what was measured on all
+        graphs, not on some.  Before that, a long experiment's record of the whole comes before one of a part.  Of a
+        language model in two precisions it is that in fp32.
         """
-        stored = {_subject_of(record): record for record in sorted(self.stored, key=_worth)}
-        fresh = {_subject_of(record): record for record in sorted(self.fresh, key=_worth)}
-        found = [*(record for subject, record in stored.items() if subject not in fresh), *fresh.values()]
-        return sorted(found, key=lambda record: (record.experiment, *split(record.facts.name), record.facts.name))
+        found = {_subject_of(record): record for record in sorted([*self.stored, *self.fresh], key=self._order)}
+        return sorted(found.values(), key=self._order)
+
+    @cached_property
+    def in_part(self) -> list[Record]:
+        """What was measured just now on a part of what a stored record has whole."""
+        shown = {id(record) for name in EXPERIMENTS for record in self.of(name).values()}
+        return [record for record in self.fresh if not _is_whole(record) and id(record) not in shown]
+
+    def _order(self, record: Record) -> tuple[Any, ...]:
+        rank = _is_whole(record), self.is_fresh(record), *_worth(record)
+        return record.experiment, *split(record.facts.name), record.facts.name, *rank
 
     @cached_property
     def selection(self) -> Selection:
@@ -44,7 +57,7 @@ class Evidence:
     def of(self, experiment: str, where: str | None = None) -> dict[str, Record]:
         """The records of an experiment (with a population) by backbone.
 
-        Where a backbone has several, with other populations each, it is the largest fresh one, or else the largest.
+        Where a backbone has several, with other populations each, it is the best as `records` has it.
         """
         return {record.facts.name: record for record in self.every(experiment) if where in (None, *record.predictions)}
 
@@ -95,6 +108,7 @@ class Evidence:
         parts = {
             "Recomputed now": [record for record in used if self.is_fresh(record)],
             "From `results/`": [record for record in used if not self.is_fresh(record)],
+            "Recomputed now in part, as a check": [each for each in self.in_part if each.experiment in experiments],
         }
         said = []
         for where, found in parts.items():
@@ -112,6 +126,14 @@ def _subject_of(record: Record) -> tuple[str, ...]:
     """What one record is enough of.  Language models go by weights, map and settings: two folders may have one name."""
     spoken = subject_of(record) if record.experiment in LANGUAGE else ()
     return record.experiment, record.facts.name, *spoken, *sorted(record.predictions)
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether a long experiment was done as the paper profile does it; of others, what was measured is whole."""
+    if not record.raw or record.experiment in LANGUAGE or not record.settings:
+        return True
+    settings = EXPERIMENTS[record.experiment].settings
+    return any(record.settings in settings(role, "paper") for role in get_args(Role))
 
 
 def _worth(record: Record) -> tuple[int, bool]:
@@ -178,8 +200,7 @@ def scale(records: Iterable[Record]) -> str:
     shortened = set()
     for record in used:
         if record.raw:
-            settings = EXPERIMENTS[record.experiment].settings
-            if record.settings and not any(record.settings in settings(role, "paper") for role in get_args(Role)):
+            if not _is_whole(record):
                 shortened.add(", ".join(_setting(*each) for each in sorted(record.settings.items())))
             continue
         for where, found in record.predictions.items():

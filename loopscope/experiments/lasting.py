@@ -286,6 +286,22 @@ class Counted:
         return hits.unflatten(-1, (-1, self.at.graphs.shape[1])).sum(-1)
 
 
+def same_counts(part: Counted, whole: Counted) -> tuple[int, int]:
+    """On the graphs and calls that both counted: how many counts are the same, and how many there are.
+
+    A count is the right answers on a graph at a call, by family and hops; strings that mix hops are summed over other
+    strings in each, and left out.  Where control is lost, rounding decides what is answered, and counts may differ.
+    """
+    same = there = 0
+    for family, kind in part.measured:
+        if kind != "mixed" and (family, kind) in whole.measured:
+            a, b = (each.found[f"{family} {kind} right by graph"] for each in (part, whole))
+            calls, graphs = (min(sizes) for sizes in zip(a.shape, b.shape, strict=True))
+            equal = a[:calls, :graphs] == b[:calls, :graphs]
+            same, there = same + int(equal.sum()), there + equal.numel()
+    return same, there
+
+
 def reach(counted: Counted, family: str, kind: str, level: float = 0.95) -> int:
     """How many calls accuracy stays at `level` or above, without a break from the first on."""
     return len(list(takewhile(lambda accuracy: accuracy >= level, counted.curve(family, kind))))

@@ -85,7 +85,7 @@ def lasting_section(evidence: Evidence) -> Section | None:
     kinds = [kind for kind in KINDS if any(each.families(kind) for each in found)]
     first, *others = (limiting(found, kind) for kind in kinds)
     more = [table.under(each.name) for each in found for table in evidence.tables(each.record)]
-    text = [aim(found), *HOW, graphs_and_fits(found), reaches(found)]
+    text = [aim(found), *HOW, graphs_and_fits(found), reaches(found), *checks(found, evidence)]
     return Section(
         LASTING, "Control that lasts", EXPERIMENTS[LASTING].question, text, figures,
         [*(accuracy(found, kind) for kind in kinds), *costs(found), first], more=[*others, *more],
@@ -112,7 +112,7 @@ def aim(found: Sequence[Measured]) -> str:
     if there:
         return f"{said} Reached: {'; '.join(_numbers(*which, tried[which]) for which in there)}."
     nearest = max(margin, key=lambda which: margin[which])
-    so_far = "" if len(found) >= MECHANISM else f" on {len(found)} of {MECHANISM} backbones"
+    so_far = "" if len(found) >= MECHANISM else f" so far, on {len(found)} of {MECHANISM} backbones"
     return f"{said} Not reached{so_far}; nearest: {_numbers(*nearest, tried[nearest])}."
 
 
@@ -154,6 +154,23 @@ def reaches(found: Sequence[Measured]) -> str:
         told.append(f"`{each.name}`: " + ", ".join(f"{family} {'/'.join(calls)}" for family, calls in reach.items()))
     kinds = "/".join(TOLD.values())
     return f"Calls for which accuracy stays at {TOLD_LEVEL} or above ({kinds}): {'; '.join(told)}."
+
+
+def checks(found: Sequence[Measured], evidence: Evidence) -> list[str]:
+    """How what was measured just now on a part agrees with the records that are shown."""
+    parts = {record.facts.name: record for record in evidence.in_part if record.experiment == LASTING}
+    told = []
+    for each in found:
+        if (record := parts.get(each.name)) is not None:
+            part = Counted.of(record.predictions, record.facts)
+            same, there = lasting.same_counts(part, each.counted)
+            graphs = len(part.at.graphs) // part.at.graphs.shape[1]
+            told.append(
+                f"A check: on the first {graphs} graphs, `{each.name}` was measured again. Of {there:,} counts of "
+                f"right answers on a graph at a call, {same:,} are those of the stored record; where control is "
+                "lost, rounding decides."
+            )
+    return told
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
