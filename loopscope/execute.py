@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from loopscope.address import Address
 from loopscope.checks import (
@@ -33,7 +33,7 @@ from loopscope.engine import Engine
 from loopscope.errors import InputError, nearest
 from loopscope.plan import MAIN, Plan, Sizes
 from loopscope.program import Call, Given, Map, Program, Run, Source, as_program
-from loopscope.protocol import LoopedModel, TokenMap
+from loopscope.protocol import LoopedModel, TokenMap, device_of
 
 CPU_BUDGET = 256 * 2**20
 """Bytes of activations held at a time on a CPU.  Small: large blocks cost more in page faults than they save."""
@@ -163,7 +163,7 @@ def run(
     """
     asked = list(dict.fromkeys(map(as_program, [programs] if isinstance(programs, ProgramLike) else programs)))
     maps = dict(maps or {})
-    device = next((p.device for p in model.parameters()), None) if isinstance(model, nn.Module) else None
+    device = device_of(model)
     tokens, state = (
         None if t is None else moved(name, t, device) for name, t in (("tokens", tokens), ("state", state))
     )

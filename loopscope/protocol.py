@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 TokenMap = Callable[[Tensor], Tensor]
 """A map J on states [..., d] that treats every row alike and alone."""
@@ -73,3 +74,8 @@ class LoopedModel(Protocol):
     def read(self, h: Tensor) -> Tensor:
         """Logits [..., classes] of states [..., d], row by row."""
         ...
+
+
+def device_of(model: object) -> torch.device | None:
+    """Where the parameters of a model are; None where it has none that can be asked for."""
+    return next((p.device for p in model.parameters()), None) if isinstance(model, nn.Module) else None

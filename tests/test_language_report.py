@@ -32,7 +32,7 @@ from loopscope.report.models import labels, side_by_side
 from loopscope.report.page import html, write_page
 from loopscope.stats import wilson
 from loopscope.store import Store
-from tests.browser import chromium, installed
+from tests.browser import installed
 from tests.test_extrapolation_report import figure, told
 from tests.test_language_records import (
     PAPER_CONTENT,
@@ -42,7 +42,7 @@ from tests.test_language_records import (
     letters,
     record,
 )
-from tests.test_page_in_browser import SIZES, look, opened
+from tests.test_page_in_browser import phone_width
 from tests.test_report import Reader
 
 BRANCHES = ("J+F", "F", "J", "stop")
@@ -485,12 +485,8 @@ def test_the_page_is_well_formed(report: Report, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(installed() is None, reason="no Chromium: the page was not looked at in a browser")
 def test_the_page_never_scrolls_sideways_on_a_phone(report: Report, tmp_path: Path) -> None:
-    program, size = installed(), SIZES["phone"]
-    assert program is not None
-    with chromium(program) as browser:
-        for page in opened(browser, write_page(report, tmp_path), size):
-            look(page, "document.querySelectorAll('details').forEach(e => e.open = true)")
-            assert look(page, "return document.documentElement.scrollWidth") <= size[0]
+    needed, there = phone_width(report, tmp_path)
+    assert needed <= there
 
 
 def test_branches_are_those_that_are_measured() -> None:

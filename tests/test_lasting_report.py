@@ -25,12 +25,12 @@ from loopscope.report.page import write_page
 from loopscope.report.traces import Panel, Trace, traces
 from loopscope.store import Store
 from loopscope.tasks.populations import population
-from tests.browser import chromium, installed
+from tests.browser import installed
 from tests.planted import CHOSEN, MAIN
 from tests.test_extrapolation_report import figure, told
 from tests.test_graph_walk_report import rows_of
 from tests.test_lasting_experiment import Right, always, planted, until
-from tests.test_page_in_browser import SIZES, look, opened
+from tests.test_page_in_browser import phone_width
 from tests.test_report import Reader
 
 GRAPHS, CALLS, WIDTH = 24, 64, 16
@@ -315,9 +315,5 @@ def test_the_page_is_well_formed(report: Report, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(installed() is None, reason="no Chromium: the page was not looked at in a browser")
 def test_the_page_never_scrolls_sideways_on_a_phone(report: Report, tmp_path: Path) -> None:
-    program, size = installed(), SIZES["phone"]
-    assert program is not None
-    with chromium(program) as browser:
-        for page in opened(browser, write_page(report, tmp_path), size):
-            look(page, "document.querySelectorAll('details').forEach(e => e.open = true)")
-            assert look(page, "return document.documentElement.scrollWidth") <= size[0]
+    needed, there = phone_width(report, tmp_path)
+    assert needed <= there

@@ -98,6 +98,17 @@ def look(page: Page, code: str) -> Any:
     return page.evaluate(f"() => {{ {TOOLS} {code} }}")
 
 
+def phone_width(report: Report, folder: Path) -> tuple[int, int]:
+    """How wide a report is with all details open, on a phone, and how wide the phone is."""
+    program, size = installed(), SIZES["phone"]
+    assert program is not None
+    with chromium(program) as browser:
+        for page in opened(browser, write_page(report, folder), size):
+            look(page, "document.querySelectorAll('details').forEach(e => e.open = true)")
+            return look(page, "return document.documentElement.scrollWidth"), size[0]
+    raise AssertionError("no page was opened")
+
+
 def test_every_figure_is_shown_once_and_fills_the_column(page: Page, report: Report) -> None:
     boxes = look(page, """return [...document.querySelectorAll('figure')].map(f => {
         const seen = [...f.querySelectorAll('svg')].filter(shown).map(s => s.getBoundingClientRect());

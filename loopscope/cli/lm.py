@@ -114,11 +114,17 @@ def lm_readouts(
     _print(report)
 
 
-def check_out(out: Path, folder: Path) -> None:
-    """InputError unless a file can be put there, beside the model's own files at most."""
+def parent_of(out: Path) -> Path:
+    """The folder that something is to be put into; InputError where there is none."""
     parent = out.absolute().parent
     if not parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {parent}")
+    return parent
+
+
+def check_out(out: Path, folder: Path) -> None:
+    """InputError unless a file can be put there, beside the model's own files at most."""
+    parent = parent_of(out)
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; give a file (nearest: {out / 'readouts.safetensors'})")
     if parent.resolve() == folder.resolve():

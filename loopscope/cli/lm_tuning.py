@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopscope.cli.app import AsJson, print_json, print_table, progress_bars
-from loopscope.cli.lm import Ending, lm_app, quiet_transformers
+from loopscope.cli.lm import Ending, lm_app, parent_of, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
@@ -66,8 +66,7 @@ def lm_new(
     from loopscope.lm.passes import boundary_named
     from loopscope.lm.tuning.fresh import Shape, like_named, write_fresh
 
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
+    parent_of(out)
     shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
     count = write_fresh(out, shape, tokenizer, seed)
     if as_json:
@@ -95,8 +94,7 @@ def lm_finetune(
     from loopscope.lm.tuning.jobs import finetune
 
     kind = None if boundary is None else boundary_named(boundary)
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.absolute().parent}")
+    parent_of(out)
     asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
         done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)

@@ -16,7 +16,7 @@ import torch
 from loopscope.artefacts import BACKBONE, MAP, name_of
 from loopscope.errors import InputError
 from loopscope.experiments.histories import keep
-from loopscope.experiments.records import PIECE, RECORD, Facts, Predictions, Record, config_of, load, save
+from loopscope.experiments.records import PIECE, RECORD, Facts, Predictions, Record, config_of, in_words, load, save
 from loopscope.experiments.subject import Meter, Subject, load_subject
 from loopscope.experiments.suite import (
     COHORTS,
@@ -142,7 +142,7 @@ def _measure(experiment: Experiment, subject: Subject, settings: dict[str, Any])
     """What was measured, and what it cost."""
     before, started = Meter(subject.meter.rows, subject.meter.plain_rows), time.perf_counter()
     predictions = experiment.measure(subject, **settings)
-    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": _in_words(subject.device)}
+    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": in_words(subject.device)}
     if subject.meter != before:
         cost["forwards"] = subject.forwards(subject.meter.rows - before.rows)
         cost["plain"] = subject.forwards(subject.meter.plain_rows - before.plain_rows)
@@ -157,12 +157,6 @@ def inputs_of(experiment: Experiment, subject: Subject) -> dict[str, str]:
         if experiment.uses is None or target in experiment.uses
         for number, key in enumerate(keys, 1)
     }
-
-
-def _in_words(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def from_nothing(

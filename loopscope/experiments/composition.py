@@ -133,8 +133,7 @@ def measure_long(subject: Subject, where: str = INDEPENDENT, graphs: int | None 
     the population does not have.
     """
     at = walks(where, subject)
-    nodes = at.graphs.shape[1]
-    there = len(at.graphs) // nodes
+    nodes, there = at.graphs.shape[1], at.many
     if graphs is not None and not 1 <= graphs <= there:
         near = min(max(graphs, 1), there)
         raise InputError(f"cannot take {graphs} graphs of {where}: it has {there} (nearest: {near})")

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from loopscope.errors import InputError
-from loopscope.experiments.records import RECORD, Facts, Predictions, Record, config_of, load, save
+from loopscope.experiments.records import RECORD, Facts, Predictions, Record, config_of, in_words, load, save
 from loopscope.files import damaged
 from loopscope.lm import antonym_tests, iteration_tests, letter_tests
 from loopscope.lm.asking import Speaks, Tell, under
@@ -190,18 +190,12 @@ def _recorded(
         return load(known)
     started = time.perf_counter()
     predictions, notes, forwards = measure()
-    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": _in_words(subject.device)}
+    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": in_words(subject.device)}
     if forwards is not None:
         cost["forwards"] = forwards
     made = Record(experiment, subject.facts, predictions, chosen, cost, {**subject.about, **notes}, raw=True)
     save(store, made, inputs, subject.device)
     return made
-
-
-def _in_words(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def selected_heads(subject: LanguageSubject, store: Store, tell: Tell = lambda _: None) -> tuple[Record, Chosen | None]:

@@ -113,7 +113,7 @@ def _hops(string: str) -> Int[Tensor, " calls"]:
 def _first(where: str, depth: int, graphs: int | None, device: torch.device) -> Walks:
     """The instances of a population's first graphs; those with u, ..., f^4(u) distinct count."""
     at = instances(where, depth, device, "five")
-    there = len(at.graphs) // at.graphs.shape[1]
+    there = at.many
     if graphs is not None and not 2 <= graphs <= there:
         near = min(max(graphs, 2), there)
         raise InputError(f"cannot take {graphs} graphs of {where}: 2 to {there} can be taken (nearest: {near})")
@@ -131,7 +131,7 @@ def _maps(subject: Subject, targets: tuple[str, str], kind: str) -> list[dict[st
 def _counts(subject: Subject, at: Walks, maps: list[dict[str, AffineMap]], strings: list[str]) -> dict[str, Tensor]:
     calls, nodes = len(strings[0]), at.graphs.shape[1]
     path = walk(at.graphs, at.current, 2 * calls).T
-    by_graph = torch.zeros(2, len(maps), calls, len(at.graphs) // nodes, dtype=torch.int32)
+    by_graph = torch.zeros(2, len(maps), calls, at.many, dtype=torch.int32)
     for fit, steps in enumerate(maps):
         named = {f"{'one' if letter == '1' else 'two'}-1": step for letter, step in steps.items()}
         for first in range(0, len(strings), AT_ONCE):

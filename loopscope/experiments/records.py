@@ -115,6 +115,13 @@ def unpack(packed: UInt8[Tensor, "*lead half"]) -> UInt8[Tensor, "*lead n"]:
     return torch.stack([packed >> 4, packed & 15], -1).flatten(-2)
 
 
+def in_words(device: torch.device) -> str:
+    """A device as the cost of a record names it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
 def config_of(experiment: str, subject: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a record's key, beside the artefacts it was measured on."""
     return {"experiment": experiment, "version": VERSION, "subject": subject, "settings": dict(settings)}

@@ -119,6 +119,11 @@ class Walks:
     kept: Bool[Tensor, " instances"]
     clusters: Int[Tensor, " instances"]
 
+    @property
+    def many(self) -> int:
+        """How many graphs there are: every node of a graph is a start."""
+        return len(self.graphs) // self.graphs.shape[1]
+
     def ahead(self, steps: int) -> Int[Tensor, " instances"]:
         """f^steps(u)."""
         return advance(self.graphs, self.current, steps)
@@ -141,8 +146,7 @@ def instances(where: str, depth: int, device: torch.device, rule: Rule | None = 
 
 def first_graphs(at: Walks, graphs: int | None) -> Walks:
     """All starts of the first graphs (None: of all); InputError for more graphs than there are, or none."""
-    nodes = at.graphs.shape[1]
-    there = len(at.graphs) // nodes
+    nodes, there = at.graphs.shape[1], at.many
     if graphs is None:
         return at
     if not 1 <= graphs <= there:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from loopscope.address import Address, Site
 from loopscope.checks import check_kinds, check_names, chosen_points, moved
@@ -26,7 +26,7 @@ from loopscope.execute import run
 from loopscope.lm.passes import Cache, LanguageModel, check_length, check_mask, states
 from loopscope.plan import MAIN
 from loopscope.program import Call, F, Map, Program, as_program
-from loopscope.protocol import TokenMap
+from loopscope.protocol import TokenMap, device_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def generate(
     asked = F**model.loops if program is None else as_program(program)
     patched = asked != asked.skeleton
     maps = dict(maps or {})
-    device = next((p.device for p in model.parameters()), None) if isinstance(model, nn.Module) else None
+    device = device_of(model)
     tokens = moved("tokens", tokens, device)
     device = tokens.device
     if new < 1:

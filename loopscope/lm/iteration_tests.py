@@ -27,7 +27,7 @@ from loopscope.lm.iterations import LONGEST, TRAINED, Request, bank
 from loopscope.lm.passes import LanguageModel, states
 from loopscope.lm.placement import between
 from loopscope.program import F, J, Program, Step
-from loopscope.protocol import TokenMap
+from loopscope.protocol import TokenMap, device_of
 
 NEW = 12
 """Tokens that an answer is generated with."""
@@ -58,8 +58,7 @@ def common_states(
 ) -> dict[str, Tensor]:
     """h4 of each branch on the same padded prompts, to be compared bit by bit."""
     tokens, mask = pad_left([asked(tokenizer, question) for question in questions])
-    device = next(model.parameters()).device if isinstance(model, torch.nn.Module) else tokens.device
-    tokens, mask = tokens.to(device), mask.to(device)
+    tokens, mask = (each.to(device_of(model)) for each in (tokens, mask))
     maps: Mapping[str, TokenMap] = {STEP: step}
     return {name: states(model, tokens, program, maps=maps, mask=mask)[COMMON] for name, program in branches().items()}
 

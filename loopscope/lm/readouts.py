@@ -15,13 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.files import StoreError, first_line, reporting, sync_folder
 from loopscope.lm.ouro import Ouro
 from loopscope.lm.passes import LanguageModel, states
 from loopscope.program import F
+from loopscope.protocol import device_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def readouts(
     `mask` is False at left padding.  InputError as `passes.states`, and where the logits are not finite.
     """
     program = F ** (model.loops if loops is None else loops)
-    device = next((p.device for p in model.parameters()), None) if isinstance(model, nn.Module) else None
+    device = device_of(model)
     tokens = tokens.to(device)
     mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(device)
     found = states(model, tokens, program, mask=None if bool(mask.all()) else mask)

@@ -47,12 +47,10 @@ def heat_maps(name: str, title: str, caption: str, walks: Sequence[Walk]) -> Fig
     check_some(name, walks)
 
     def plot(width: int) -> Canvas:
-        columns = min(len(walks), 4 if width == WIDE else 2)
-        drawn, grid, bar = _multiples(width, len(walks), columns)
+        drawn, grid, bar, columns = _multiples(width, len(walks))
         for index, (axes, walk) in enumerate(zip(grid, walks, strict=True)):
             reads, nodes = walk.frequencies.shape
-            axes.pcolormesh(np.arange(reads + 1) - 0.5, np.arange(nodes + 1) - 0.5, walk.frequencies.T, cmap=RAMP,
-                            vmin=0, vmax=1, linewidth=0, antialiased=False)  # fmt: skip
+            _mesh(axes, walk.frequencies.T)
             axes.axvline(walk.loops, color=ALARM, linestyle=(0, (4, 2.5)), linewidth=1.3)
             dots = [(loop, mode) for loop, mode in enumerate(walk.modes) if mode is not None]
             axes.plot(*zip(*dots, strict=True) if dots else ([], []), "o", color=PAPER, markersize=3.4,
@@ -78,11 +76,9 @@ def label_heat(
     check_some(name, panels)
 
     def plot(width: int) -> Canvas:
-        columns = min(len(panels), 4 if width == WIDE else 2)
-        drawn, grid, bar = _multiples(width, len(panels), columns)
+        drawn, grid, bar, columns = _multiples(width, len(panels))
         for index, (axes, (label, shares)) in enumerate(zip(grid, panels.items(), strict=True)):
-            axes.pcolormesh(np.arange(shares.shape[1] + 1) - 0.5, np.arange(shares.shape[0] + 1) - 0.5, shares,
-                            cmap=RAMP, vmin=0, vmax=1, linewidth=0, antialiased=False)  # fmt: skip
+            _mesh(axes, shares)
             axes.set_title(heading(label, width, columns))
             axes.set_xticks(range(0, shares.shape[1], max(1, shares.shape[1] // 4)))
             axes.set_yticks(range(0, shares.shape[0], 3))
@@ -90,11 +86,7 @@ def label_heat(
         _colour_bar(bar, "share, %")
         return drawn
 
-    def words(label: str, shares: Float[np.ndarray, "rows columns"]) -> str:
-        rows = "; ".join(f"{y} {row}: " + " ".join(map(percent, values)) for row, values in enumerate(shares))
-        return f"{label}, per cent by {x}: {rows}."
-
-    return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)
+    return draw(name, title, caption, _in_words(panels, x, y), plot)
 
 
 def matrices(
@@ -104,12 +96,10 @@ def matrices(
     check_some(name, panels)
 
     def plot(width: int) -> Canvas:
-        columns = min(len(panels), 4 if width == WIDE else 2)
-        drawn, grid, bar = _multiples(width, len(panels), columns)
+        drawn, grid, bar, columns = _multiples(width, len(panels))
         for index, (axes, (label, shares)) in enumerate(zip(grid, panels.items(), strict=True)):
             rows, across = shares.shape
-            axes.pcolormesh(np.arange(across + 1) + 0.5, np.arange(rows + 1) + 0.5, shares, cmap=RAMP, vmin=0, vmax=1,
-                            linewidth=0, antialiased=False)  # fmt: skip
+            _mesh(axes, shares, first=1)
             for row, column in np.ndindex(rows, across):
                 share = float(shares[row, column])
                 axes.text(column + 1, row + 1, f"{100 * share:.0f}", color=PAPER if share > 0.55 else INK, ha="center",
@@ -124,22 +114,36 @@ def matrices(
         _colour_bar(bar, "right, %")
         return drawn
 
-    def words(label: str, shares: Float[np.ndarray, "rows columns"]) -> str:
-        rows = "; ".join(f"{y} {row}: " + " ".join(map(percent, values)) for row, values in enumerate(shares, 1))
+    return draw(name, title, caption, _in_words(panels, x, y, first=1), plot)
+
+
+def _in_words(panels: Mapping[str, Float[np.ndarray, "rows columns"]], x: str, y: str, first: int = 0) -> str:
+    """All shares of all panels; rows are numbered from `first` on."""
+
+    def each(label: str, shares: Float[np.ndarray, "rows columns"]) -> str:
+        rows = "; ".join(f"{y} {row}: " + " ".join(map(percent, values)) for row, values in enumerate(shares, first))
         return f"{label}, per cent by {x}: {rows}."
 
-    return draw(name, title, caption, " ".join(words(*panel) for panel in panels.items()), plot)
+    return " ".join(each(*panel) for panel in panels.items())
 
 
-def _multiples(width: int, panels: int, columns: int) -> tuple[Canvas, list[Axes], Axes]:
-    """A canvas with so many panels in rows of `columns`, and a flat one below for the colour bar."""
+def _mesh(axes: Axes, shares: Float[np.ndarray, "rows columns"], first: int = 0) -> None:
+    """A square for every share, rows upwards; the middles of the first ones are at `first`."""
+    rows, columns = shares.shape
+    axes.pcolormesh(np.arange(columns + 1) + first - 0.5, np.arange(rows + 1) + first - 0.5, shares, cmap=RAMP,
+                    vmin=0, vmax=1, linewidth=0, antialiased=False)  # fmt: skip
+
+
+def _multiples(width: int, panels: int) -> tuple[Canvas, list[Axes], Axes, int]:
+    """A canvas with so many panels, a flat one below for the colour bar, and how many panels a row has."""
+    columns = min(panels, 4 if width == WIDE else 2)
     across = min(width, 400) if columns == 1 else min(width, columns * 200)
     height = 170 if columns == 1 else 124
     rows = math.ceil(panels / columns)
     drawn = canvas(across, 70 + rows * (height + 14))
     spec = drawn.add_gridspec(rows + 1, columns, height_ratios=[*[height] * rows, 9])
     grid = [drawn.add_subplot(spec[index // columns, index % columns]) for index in range(panels)]
-    return drawn, grid, drawn.add_subplot(spec[rows, :])
+    return drawn, grid, drawn.add_subplot(spec[rows, :]), columns
 
 
 def _outer_labels(axes: Axes, index: int, panels: int, columns: int, x: str, y: str) -> None:

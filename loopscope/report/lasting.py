@@ -130,13 +130,12 @@ def graphs_and_fits(found: Sequence[Measured]) -> str:
     told = []
     for each in found:
         counted = each.counted
-        graphs = len(counted.at.graphs) // counted.at.graphs.shape[1]
         fits: dict[str, int] = {}
         for family, kind in counted.measured:
             fits[family] = max(fits.get(family, 0), len(counted.found[f"{family} {kind} right"]))
         told.append(
-            f"`{each.name}`: {graphs} of {there} graphs of `{INDEPENDENT}` ({counted.kept:,} instances with five "
-            f"distinct labels), {len(counted.strings('mixed'))} of {strings} mixed strings, fits: "
+            f"`{each.name}`: {counted.at.many} of {there} graphs of `{INDEPENDENT}` ({counted.kept:,} instances with "
+            f"five distinct labels), {len(counted.strings('mixed'))} of {strings} mixed strings, fits: "
             + ", ".join(f"{family} {number}" for family, number in fits.items())
         )
     return f"Measured on {'; '.join(told)}."
@@ -164,10 +163,9 @@ def checks(found: Sequence[Measured], evidence: Evidence) -> list[str]:
         if (record := parts.get(each.name)) is not None:
             part = Counted.of(record.predictions, record.facts)
             same, there = lasting.same_counts(part, each.counted)
-            graphs = len(part.at.graphs) // part.at.graphs.shape[1]
             told.append(
-                f"A check: on the first {graphs} graphs, `{each.name}` was measured again. Of {there:,} counts of "
-                f"right answers on a graph at a call, {same:,} are those of the stored record; where control is "
+                f"A check: on the first {part.at.many} graphs, `{each.name}` was measured again. Of {there:,} counts "
+                f"of right answers on a graph at a call, {same:,} are those of the stored record; where control is "
                 "lost, rounding decides."
             )
     return told
