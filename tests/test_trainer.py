@@ -20,7 +20,7 @@ from loopscope.training.recipe import Schedule, Stage
 from loopscope.training.relations import RelationBackbones
 from loopscope.training.stack import Stack
 from loopscope.training.streams import absorb
-from loopscope.training.trainer import Failure, Selected, Trainer
+from loopscope.training.trainer import LOSS_SCALES, Failure, Selected, Trainer
 from loopscope.training.walks import WalkBackbones
 from tests.toys import (
     CPU,
@@ -348,6 +348,50 @@ def test_a_member_that_breaks_stops_and_the_others_do_not_notice(how: str, at: i
     assert [row for row in trainer.history if row["member"] != 1] == [
         row for row in healthy.history if row["member"] != 1
     ]
+
+
+class Spiking(Bowls):
+    """Bowls with a slope that goes through fp16, and is this steep at some updates of some members."""
+
+    precision: Precision = "fp16"
+
+    def __init__(self, stages: Sequence[Stage], steep: dict[tuple[int, int], float]) -> None:
+        super().__init__(stages)
+        self.steep = steep
+
+    def step(self, stage: int, shape: int, update: Tensor) -> Step:
+        losses, drawn = super().step(stage, shape, update)
+        slopes = [[self.steep.get((member, int(update)), 1.0)] for member in range(len(losses))]
+        through = self.stack.weights["D"].to(torch.float16) * torch.tensor(slopes, dtype=torch.float16)
+        return Step(losses + through.float().sum(1), drawn)
+
+
+@pytest.mark.parametrize(("steep", "scale"), [(500.0, 32.0), (20_000.0, 1.0)])
+@pytest.mark.parametrize("window", [3, 100])
+def test_a_gradient_that_overflows_is_taken_again_with_a_smaller_factor(
+    monkeypatch: pytest.MonkeyPatch, steep: float, scale: float, window: int
+) -> None:
+    steeps, stages = {(1, 5): steep, (1, 6): 500.0}, bowl_stages(11, check_every=11)
+    found = finished(Spiking(stages, steeps), window=window)
+    assert found.failures == [None] * 3
+    lower = {(row["member"], row["update"]): row["scale"] for row in found.history if "scale" in row}
+    assert lower == {(1, min(window * 2, 11)): scale}
+    # Here nothing is rounded away by a factor of one, so that one may be used all along.
+    monkeypatch.setitem(LOSS_SCALES, "fp16", (1.0,))
+    wanted = finished(Spiking(stages, steeps), window=window)
+    for name, tensor in wanted.state.items():
+        assert torch.equal(found.state[name], tensor), name
+    assert [{**row, "scale": 0} for row in found.history] == [{**row, "scale": 0} for row in wanted.history]
+
+
+def test_a_gradient_that_overflows_with_the_smallest_factor_stops_its_member_alone() -> None:
+    stages = bowl_stages(11, check_every=4)
+    found = finished(Spiking(stages, {(0, 2): 500.0, (2, 6): float("inf")}))
+    assert [failure and failure.update for failure in found.failures] == [None, None, 6]
+    healthy = finished(Spiking(stages, {(0, 2): 500.0}))
+    for name in ("flat", "data"):
+        assert torch.equal(found.state[name][:2], healthy.state[name][:2])
+    assert all("scale" not in row for row in found.history if row["update"] > 4)
 
 
 def test_a_member_that_breaks_in_a_later_stage_is_told_so() -> None:

@@ -18,15 +18,19 @@ import torch
 from torch import Tensor
 
 from loopscope.training import ops as plain
-from loopscope.training.cohort import products
+from loopscope.training.cohort import Precision, products
 from loopscope.training.objective import Carrying, Objective
 from loopscope.training.recipe import Stage
 from loopscope.training.streams import absorb
 
 WINDOW = {"cuda": 100, "cpu": 10}
 """Updates between two looks at the device, at most: looking costs a GPU time, and a CPU may take long for a few."""
-LOSS_SCALE = {"fp16": 1024.0}
-"""Factor on losses before the backward pass, taken out again afterwards: small gradients would vanish in fp16."""
+LOSS_SCALES: dict[Precision, tuple[float, ...]] = {"fp16": (1024.0, 32.0, 1.0)}
+"""Factors on losses before the backward pass, taken out again afterwards: small gradients would vanish in fp16.
+
+Large ones would overflow, so a window in which a member's gradient does is repeated with the next smaller factor on its
+loss.
+"""
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Trainer:
     """Trains the members of an objective's stack together.
 
     `history` holds one row per member and window: stage, update, loss (mean over the window), gradient norm (of the
-    last update), rate, and at a check the score.  `selected` is filled where members are scored.  `keep` is that of a
+    last update), rate, the factor on the loss where the usual one was too large, and at a check the score.  `selected` is filled where members are scored.  `keep` is that of a
     recipe; for a trail the last stage must not end early.
     """
 
@@ -97,6 +101,8 @@ class Trainer:
             self.trail_at = [0, *checks, last.updates]
             self.state["trail"] = flat.expand(len(self.trail_at), -1, -1).clone()
         self.loss_sum, self.norm = zeros(torch.float32), zeros(torch.float32)
+        self.scales = LOSS_SCALES.get(objective.precision, (1.0,))
+        self.scale = torch.full_like(self.norm, self.scales[0])
         self.stage, self.update = 0, 0
         self.selected: list[Selected | None] = [None] * members
         self.failures: list[Failure | None] = [None] * members
@@ -185,18 +191,35 @@ class Trainer:
 
     def _window(self, stage: Stage, end: int) -> list[dict[str, Any]]:
         first = self.update + 1
-        self.loss_sum.zero_()
-        with products(self.objective.precision):
-            for update in range(first, end + 1):
-                self._advance(stage, self.objective.shape(self.stage, update))
+        scales = self._updates(stage, first, end)
         self.update = end
         losses, norms = (self.loss_sum / (end - first + 1)).tolist(), self.norm.tolist()
         self._note_failures()
         return [
             {"member": member, "stage": stage.name, "update": end, "loss": losses[member], "norm": norms[member],
              "rate": stage.optimiser.schedule.rate(end)}
+            | ({} if scales[member] == self.scales[0] else {"scale": scales[member]})
             for member in range(len(self.stack)) if self.failures[member] is None
         ]  # fmt: skip
+
+    def _updates(self, stage: Stage, first: int, end: int) -> list[float]:
+        """Carry out these updates, again where a gradient overflowed; the factor on each member's loss."""
+        before = {name: tensor.clone() for name, tensor in self.state.items()} if len(self.scales) > 1 else {}
+        self.scale.fill_(self.scales[0])
+        for smaller in (*self.scales[1:], None):
+            self.loss_sum.zero_()
+            with products(self.objective.precision):
+                for update in range(first, end + 1):
+                    self._advance(stage, self.objective.shape(self.stage, update))
+            if smaller is None:
+                break
+            overflowed = before["alive"] & ~self.state["alive"] & torch.isfinite(self.state["failed_loss"])
+            if not overflowed.any():
+                break
+            for name, tensor in self.state.items():
+                tensor.copy_(before[name])
+            self.scale.masked_fill_(overflowed, smaller)
+        return self.scale.tolist()
 
     def _note_failures(self) -> None:
         at, losses = self.state["failed_at"].tolist(), self.state["failed_loss"].tolist()
@@ -224,18 +247,17 @@ class Trainer:
         state, optimiser = self.state, stage.optimiser
         state["update"].add_(1)
         losses, drawn = self.objective.step(self.stage, shape, state["update"])
-        times = LOSS_SCALE.get(self.objective.precision, 1.0)
-        gradient = self.stack.gradients((losses * times).sum())
+        gradient = self.stack.gradients((losses * self.scale).sum())
         with torch.no_grad():
             losses = losses.detach()
-            norm = torch.linalg.vector_norm(gradient, dim=1) / times
+            norm = torch.linalg.vector_norm(gradient, dim=1) / self.scale
             ok = state["alive"] & torch.isfinite(losses) & torch.isfinite(norm)
             fails = state["alive"] & ~ok
             state["failed_at"].copy_(torch.where(fails, state["update"], state["failed_at"]))
             state["failed_loss"].copy_(torch.where(fails, losses, state["failed_loss"]))
             state["alive"].copy_(ok)
             state["data"].copy_(torch.where(ok, absorb(state["data"], drawn), state["data"]))
-            scale = (optimiser.clip / (norm + 1e-6)).clamp(max=1.0) / times
+            scale = (optimiser.clip / (norm + 1e-6)).clamp(max=1.0) / self.scale
             rate, correction1, correction2 = self.table.index_select(0, state["update"][None])[0].unbind()
             self.ops.adamw(
                 state["flat"], gradient, state["m"], state["v"], rate, scale,
