@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Annotated, NoReturn
 
 import typer
@@ -39,12 +38,14 @@ def main() -> NoReturn:
             sys.exit(1)
         fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
     except (KeyboardInterrupt, EOFError):
-        fail("interrupted", 130)
+        code = 130
     except Exception as error:
         # Typer's usage errors, whichever Click they come from; anything else is a bug and keeps its traceback.
         if not hasattr(error, "format_message"):
             raise
         fail(" ".join(error.format_message().split()), 2)
+    if code == 130:  # Typer's answer to an interrupt, too
+        fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -68,41 +69,6 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[obje
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row))
     Console().print(table)
-
-
-@contextmanager
-def spinner() -> Iterator[Callable[[str], None]]:
-    """Shows, on a terminal, what is being done and for how long; gives the function to tell it."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=None)
-        yield lambda name: progress.update(task, description=name)
-
-
-@contextmanager
-def progress_bars() -> Iterator[Callable[[str, str, int, int, str], None]]:
-    """Shows, on a terminal, how far jobs are; gives the function to tell it: job, description, done, of, more."""
-    from rich import progress as rich
-
-    columns = (
-        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(),
-        rich.TextColumn("{task.fields[told]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
-        rich.TimeRemainingColumn(),
-    )  # fmt: skip
-    console = Console(stderr=True)
-    quiet = not console.is_terminal  # where the bars could not be wiped away again
-    with rich.Progress(*columns, console=console, transient=True, speed_estimate_period=120, disable=quiet) as bars:
-        tasks: dict[str, rich.TaskID] = {}
-
-        def show(job: str, description: str, done: int, total: int, told: str) -> None:
-            if job not in tasks:
-                tasks[job] = bars.add_task(job, total=total, told="")
-            bars.update(tasks[job], completed=done, told=told, description=description)
-
-        yield show
 
 
 @app.callback(invoke_without_command=True)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
+from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.display import spinner
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: the plain way beside ours.")
 app.add_typer(bench_app, name="bench")

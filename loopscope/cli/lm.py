@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
+from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.display import spinner
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loopscope.cli.app import AsJson, print_json, spinner
+from loopscope.cli.app import AsJson, print_json
+from loopscope.cli.display import spinner
 from loopscope.cli.lm import Chat, Ending, Precision, check_out, encoded, lm_app, named, quiet_transformers
 from loopscope.cli.training import Device
 from loopscope.errors import InputError

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, print_json, print_table, spinner
+from loopscope.cli.app import AsJson, print_json, print_table
+from loopscope.cli.display import spinner
 from loopscope.cli.lm import Ending, Precision, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device

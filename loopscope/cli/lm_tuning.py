@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loopscope.cli.app import AsJson, print_json, print_table, progress_bars
+from loopscope.cli.app import AsJson, print_json, print_table
+from loopscope.cli.display import display
 from loopscope.cli.lm import Ending, lm_app, parent_of, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
@@ -151,15 +152,15 @@ def _job(
 
 @contextmanager
 def _bar() -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]:
-    """A progress bar on a terminal, and a function that says a line on standard error."""
-    with progress_bars() as show:
+    """A function to watch a job with, and one that says a line on standard error."""
+    with display() as shown:
 
         def watch(now: Progress) -> None:
             loss = "-" if now.loss is None else f"{now.loss:.4f}"
             begun = " ".join(f"{depth}:{share:.0%}" for depth, share in now.begun.items())
             told = f"loss {loss}  begun right {begun or '-'}  right {now.accuracy:.0%}"
             told += f"  {now.tokens_per_second:,.0f} tokens/s"
-            show(now.job, now.job, now.update, now.updates, told)
+            shown.show(now.job, now.job, now.update, now.updates, told)
 
         yield watch, lambda line: print(line, file=sys.stderr)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, spinner
+from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.display import spinner
 from loopscope.cli.stores import StoreFolder, ZooFolder
 from loopscope.cli.training import Device, SaveEvery, job
 from loopscope.errors import InputError, nearest
@@ -185,8 +186,8 @@ def _paper(
 ) -> list[Record]:
     from loopscope.experiments.campaign import from_nothing
 
-    with job(device, folder, save_every) as (store, settings, _):
-        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings)]
+    with job(device, folder, save_every) as (store, settings, _, tell):
+        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, tell)]
 
 
 def _stored(folder: Path | None) -> list[Record]:

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, progress_bars, spinner
+from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.display import display, spinner
 from loopscope.cli.stores import StoreFolder, open_store, store_to_be
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from loopscope.store import Artefact, Store
-    from loopscope.training.jobs import Finished, Progress, Settings
+    from loopscope.training.jobs import Finished, Settings
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
@@ -68,7 +69,7 @@ def train(
     from loopscope.training.recipes import backbone_recipe
 
     chosen = backbone_recipe(recipe)
-    with job(device, store, save_every) as (target, settings, started):
+    with job(device, store, save_every) as (target, settings, started, _):
         _show(train_backbones(chosen, numbers, target, settings), settings, started, as_json)
 
 
@@ -91,7 +92,7 @@ def fit(
     # `--backbone A B` leaves B among the arguments; a backbone is never called like a recipe.
     chosen = [map_recipe(name) for name in dict.fromkeys(recipes) if name in RECIPES or name == recipes[0]]
     wanted = [*backbone, *(name for name in recipes[1:] if name not in RECIPES)]
-    with job(device, store, save_every) as (target, settings, started):
+    with job(device, store, save_every) as (target, settings, started, _):
         found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
         for artefact in found:
             check_fit(chosen, artefact)
@@ -157,28 +158,32 @@ def _backbone(store: Store, name: str) -> Artefact:
     raise InputError(f"no backbone {name!r} in {store.root} or the zoo; there are {there_are}{nearest(name, known)}")
 
 
+class Job(NamedTuple):
+    """What a command that trains works with; `tell` is for what it does besides."""
+
+    store: Store
+    settings: Settings
+    started: float
+    tell: Callable[[str], None]
+
+
 @contextmanager
-def job(device: str, folder: Path, save_every: float) -> Iterator[tuple[Store, Settings, float]]:
-    """The store and the settings of a job, with a progress bar; everything is checked before anything is written."""
-    from loopscope.training.jobs import Settings, pick_device, refuse_unreadable
+def job(device: str, folder: Path, save_every: float) -> Iterator[Job]:
+    """A job with its display; everything is checked before anything is written."""
+    from loopscope.training.jobs import Progress, Settings, pick_device, refuse_unreadable
 
     store = store_to_be(folder)
     refuse_unreadable(store)
     chosen = pick_device(device)
-    with _bar() as watch:
-        yield store, Settings(chosen, folder / "metrics", save_every, watch), time.perf_counter()
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
-    with progress_bars() as show:
+    with display() as shown:
 
         def watch(now: Progress) -> None:
             mean = sum(now.losses) / max(1, len(now.losses))
             told = f"loss {mean:.4f}  score {_spread(now.scores)}  {now.per_second:.1f} updates/s"
-            show(now.job, f"{now.job} ({now.stage})", now.done, now.total, told)
+            shown.show(now.job, f"{now.job} ({now.stage})", now.done, now.total, told)
 
-        yield watch
+        settings = Settings(chosen, folder / "metrics", save_every, watch)
+        yield Job(store, settings, time.perf_counter(), shown.tell)
 
 
 def _spread(scores: list[float]) -> str:

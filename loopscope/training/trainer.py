@@ -63,8 +63,8 @@ class Trainer:
     """Trains the members of an objective's stack together.
 
     `history` holds one row per member and window: stage, update, loss (mean over the window), gradient norm (of the
-    last update), rate, the factor on the loss where the usual one was too large, and at a check the score.  `selected` is filled where members are scored.  `keep` is that of a
-    recipe; for a trail the last stage must not end early.
+    last update), rate, the factor on the loss where the usual one was too large, and at a check the score.  `selected`
+    is filled where members are scored.  `keep` is that of a recipe; for a trail the last stage must not end early.
     """
 
     def __init__(self, objective: Objective, keep: Literal["best", "last", "trail"]) -> None:

@@ -1,0 +1,81 @@
+"""What a long command is doing, on standard error: live on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LINE_EVERY = 30.0
+"""Seconds between two lines where nothing can be wiped away again; a command that takes less says nothing."""
+
+
+class Display:
+    """Bars for jobs, and one line for what is being done beside them."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        doing, told = (TextColumn(f"{{task.{each}}}", markup=False) for each in ("description", "fields[told]"))
+        self._bars = Progress(
+            doing, BarColumn(), MofNCompleteColumn(), told, TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(), speed_estimate_period=120,
+        )  # fmt: skip
+        self._doing = Progress(SpinnerColumn(), doing, TimeElapsedColumn())
+        self._jobs: dict[str, TaskID] = {}
+        self._task: TaskID | None = None
+        self._due = time.monotonic() + LINE_EVERY
+        self.live = Group(self._bars, self._doing)
+
+    def tell(self, doing: str) -> None:
+        """Say what is being done."""
+        if not self._console.is_terminal:
+            return self._line(doing)
+        if self._task is None:
+            self._task = self._doing.add_task(doing, total=None)
+        self._doing.update(self._task, description=doing)
+
+    def show(self, job: str, description: str, done: int, total: int, told: str) -> None:
+        """Say how far a job is, and `told` about it; after its first word a job keeps its bar."""
+        if not self._console.is_terminal:
+            return self._line(f"{description}: {done:,} of {total:,}  {told}")
+        if job not in self._jobs:
+            self._jobs[job] = self._bars.add_task(description, total=total, told="")
+        self._bars.update(self._jobs[job], completed=done, told=told, description=description)
+
+    def _line(self, text: str) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LINE_EVERY
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def display() -> Iterator[Display]:
+    """A display that is wiped away at the end."""
+    console = Console(stderr=True)
+    made = Display(console)
+    if not console.is_terminal:
+        yield made
+        return
+    with Live(made.live, console=console, transient=True):
+        yield made
+
+
+@contextmanager
+def spinner() -> Iterator[Callable[[str], None]]:
+    """The function to say what is being done."""
+    with display() as shown:
+        shown.tell("starting")
+        yield shown.tell

@@ -1,0 +1,100 @@
+"""What a long command says while it works: live on a terminal, a line now and then in a log, nothing if it is short."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loopscope.cli import display as module
+from loopscope.cli.display import display, spinner
+
+PASTS = (29.9, 30.1, 30.2, 59.0, 60.3)
+
+
+def at(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+
+
+def test_a_log_gets_a_line_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at(monkeypatch, 0.0)
+    with display() as shown:
+        for number, now in enumerate(PASTS):
+            at(monkeypatch, now)
+            shown.show("job", f"job {number} [stage]", 1000 * number, 20_000, "loss 0.5")
+        at(monkeypatch, 100.0)
+        shown.tell("1/2 chains on relations-0 " + "x" * 200)
+        shown.tell("2/2")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "job 1 [stage]: 1,000 of 20,000  loss 0.5",
+        "job 4 [stage]: 4,000 of 20,000  loss 0.5",
+        "1/2 chains on relations-0 " + "x" * 200,
+    ]
+
+
+def test_a_short_command_leaves_no_word_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with spinner() as tell:
+        tell("measuring")
+    assert capsys.readouterr() == ("", "")
+
+
+ON_A_TERMINAL = """
+import time
+from loopscope.cli.display import display
+with display() as shown:
+    shown.show("a", "first job", 3, 20, "loss 0.25")
+    shown.tell("measuring [this]")
+    time.sleep(0.5)
+    shown.show("a", "first job, stage two", 15, 20, "loss 0.125")
+    time.sleep(0.5)
+"""
+
+
+def test_a_terminal_shows_both_at_once_and_is_left_clean() -> None:
+    seen = on_a_terminal([sys.executable, "-c", ON_A_TERMINAL])
+    for said in ("first job", "3/20", "loss 0.25", "measuring [this]", "first job, stage two", "15/20", "loss 0.125"):
+        assert said in seen
+    # Whatever stood there was wiped away: the last thing done is to erase lines.
+    assert re.search(r"(\x1b\[1A\x1b\[2K|\r\x1b\[2K)+(\x1b\[\?25h)?\s*$", seen)
+
+
+def on_a_terminal(command: list[str]) -> str:
+    """All that a command writes to a terminal of its own."""
+    ours, its = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env):
+        os.close(its)
+        seen = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the terminal is gone with the last process that had it
+                break
+            if not part:
+                break
+            seen += part
+    os.close(ours)
+    return seen.decode()
+
+
+def test_an_interrupted_command_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loopscope.cli", "train", "d8l6", "--seeds", "0", "--store", str(tmp_path / "s")]
+    metrics = tmp_path / "s" / "metrics" / "d8l6-0.jsonl"
+    with subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, text=True) as process:
+        while not metrics.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert err == "loopscope: interrupted\n"
