@@ -129,6 +129,14 @@ def test_examples_that_are_not_eligible_do_not_count() -> None:
     assert counts.eligible.tolist() == [1, 1]
 
 
+def test_parts_of_examples_are_counted_in_full_precision() -> None:
+    counts = Tally(np.array([0.1, 0.7, 0.2]), np.array([0.3, 0.9, 1.1]))
+    estimate = cluster_bootstrap(counts, seed=0, draws=200)
+    drawn = np.random.default_rng(0).multinomial(3, np.full(3, 1 / 3), size=200)
+    shares = (drawn @ counts.correct) / (drawn @ counts.eligible)
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(np.quantile(shares, [0.025, 0.975])), rel=1e-14)
+
+
 def test_a_row_without_eligible_examples_has_no_accuracy() -> None:
     assert np.isnan(Tally(np.zeros((2, 3)), np.array([[0.0] * 3, [1.0] * 3])).accuracy()).tolist() == [True, False]
 
