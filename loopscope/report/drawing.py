@@ -22,6 +22,8 @@ from loopscope.report.contents import Figure
 try:
     import matplotlib
     from matplotlib.axes import Axes as Axes
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
     from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator, PercentFormatter
@@ -117,11 +119,14 @@ def draw(name: str, title: str, caption: str, description: str, plot: Callable[[
     """Call `plot` for both widths and make a figure of what it drew; equal drawings give equal bytes."""
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
         wide, narrow = plot(WIDE), plot(NARROW)
-        for drawn in (wide, narrow):  # lay out once, not again for every format
-            drawn.draw_without_rendering()
+        # Laid out once, not again for every format; printed, not saved, as `savefig` would first draw all of it unseen.
+        for drawn in (wide, narrow):
+            if (engine := drawn.get_layout_engine()) is not None:
+                engine.execute(drawn)
             drawn.set_layout_engine("none")
         file = io.BytesIO()
-        wide.savefig(file, format="pdf", metadata={"CreationDate": None, "Creator": "loopscope", "Title": title})
+        about = {"CreationDate": None, "Creator": "loopscope", "Title": title}
+        FigureCanvasPdf(wide).print_pdf(file, metadata=about)
         page_wide = _themed(_svg(wide), f"{name}-wide", title, description)
         page_narrow = _themed(_svg(narrow), f"{name}-narrow", title, description)
     return Figure(name, title, caption, description, page_wide, page_narrow, file.getvalue())
@@ -129,7 +134,7 @@ def draw(name: str, title: str, caption: str, description: str, plot: Callable[[
 
 def _svg(drawn: Canvas) -> str:
     file = io.StringIO()
-    drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    FigureCanvasSVG(drawn).print_svg(file, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()
 
 
