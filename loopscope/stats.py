@@ -6,8 +6,8 @@ Three questions come up, each with its own unit of resampling:
   right more often?  `sign_test`.
 - How sure is an accuracy whose examples come in graphs (all starts of a graph succeed or fail together), measured with
   several map fits and perhaps several backbones?  Count per graph with `tally`, then `cluster_bootstrap` (new graphs,
-  these backbones) or `backbone_bootstrap` (new backbones and new graphs).  `mean_bootstrap` and `mean_sd` serve where
-  one number per backbone is all there is.
+  these backbones; of several accuracies at once `cluster_bootstraps`) or `backbone_bootstrap` (new backbones and new
+  graphs).  `mean_bootstrap` and `mean_sd` serve where one number per backbone is all there is.
 - How sure is the slope of a line whose residuals hang together from one point to the next?  `fit_line` and
   `moving_block_bootstrap`; `loopscope.phase` uses them for the drift of parity readouts.
 
@@ -185,8 +185,19 @@ def cluster_bootstrap(
     leaves some row without eligible examples has no statistic and is left out; `draws` of the result counts the rest.
     """
     _check_bootstrap(a, b, level)
-    weights = _drawn(seed, draws, a.clusters) if type(seed) is int else _resample(_generator(seed), draws, a.clusters)
-    return _estimate(_value(a, b), _contrast(a, b, weights), level, a.clusters, unit)
+    return _estimate(_value(a, b), _contrast(a, b, _draw(seed, draws, a.clusters)), level, a.clusters, unit)
+
+
+def cluster_bootstraps(
+    a: Tally, *, seed: Seed, draws: int = 5_000, level: float = 0.95, unit: str = "graph"
+) -> list[Estimate]:
+    """`cluster_bootstrap` of every entry along the first axis, (entries, *rows, clusters), from the same draws."""
+    _check_bootstrap(a, None, level)
+    if a.correct.ndim < 2:
+        raise InputError(f"cluster_bootstraps needs (entries, *rows, clusters): got {a.correct.shape}")
+    values = _contrast(a, None, np.ones((1, a.clusters)), kept=1)[0]
+    samples = _contrast(a, None, _draw(seed, draws, a.clusters), kept=1)
+    return [_estimate(value, each, level, a.clusters, unit) for value, each in zip(values, samples.T, strict=True)]
 
 
 def backbone_bootstrap(
@@ -328,6 +339,10 @@ def _generator(seed: Seed) -> np.random.Generator:
 def _resample(rng: np.random.Generator, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
     """How often each unit appears in each of `draws` samples with replacement; whole numbers, which float32 holds."""
     return rng.multinomial(units, np.full(units, 1 / units), size=_check_draws(draws)).astype(np.float32)
+
+
+def _draw(seed: Seed, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
+    return _drawn(seed, draws, units) if type(seed) is int else _resample(_generator(seed), draws, units)
 
 
 @lru_cache(maxsize=4)
