@@ -11,7 +11,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
@@ -65,6 +65,7 @@ SETTINGS: dict[Any, Any] = {
 
 FONTS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 SVG = "http://www.w3.org/2000/svg"
+POINTER = r"url\(#([^)]+)\)"
 
 
 def canvas(width: int, height: int) -> Canvas:
@@ -144,13 +145,15 @@ def _themed(text: str, prefix: str, title: str, description: str) -> str:
     for element in root.iter():
         element.tag = element.tag.partition("}")[2]
         element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-    used = {found for element in root.iter() for found in _references(element)}
+    used = dict.fromkeys(found for element in root.iter() for found in _references(element))
+    # Numbered: matplotlib's names are hashes of coordinates, in which layout leaves rounding that differs between runs.
+    ids = {name: f"{prefix}-{number}" for number, name in enumerate(used, 1)}
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in ("metadata", "style") or _unseen(child):
                 parent.remove(child)
     for element in root.iter():
-        _rewrite(element, prefix, used)
+        _rewrite(element, ids)
     _, _, width, height = root.attrib["viewBox"].split()
     words = [ElementTree.Element(tag, {"id": f"{prefix}-{tag}"}) for tag in ("title", "desc")]
     words[0].text, words[1].text = title, description
@@ -170,7 +173,7 @@ def _themed(text: str, prefix: str, title: str, description: str) -> str:
 def _references(element: ElementTree.Element) -> list[str]:
     """The ids an element points to, by href or by url()."""
     links = [element.attrib["href"][1:]] if element.get("href", "").startswith("#") else []
-    return links + [found for value in element.attrib.values() for found in re.findall(r"url\(#([^)]+)\)", value)]
+    return links + [found for value in element.attrib.values() for found in re.findall(POINTER, value)]
 
 
 def _unseen(element: ElementTree.Element) -> bool:
@@ -178,11 +181,11 @@ def _unseen(element: ElementTree.Element) -> bool:
     return element.tag == "path" and element.get("style") == "fill: none"
 
 
-def _rewrite(element: ElementTree.Element, prefix: str, used: set[str]) -> None:
+def _rewrite(element: ElementTree.Element, ids: Mapping[str, str]) -> None:
     """Give one element its themed colours, short numbers, and an id of its own, or none."""
     name = element.attrib.pop("id", "")
-    if name in used:
-        element.set("id", f"{prefix}-{name}")
+    if name in ids:
+        element.set("id", ids[name])
     if name.startswith("QuadMesh"):
         element.set("shape-rendering", "crispEdges")  # else the page shines through between neighbouring cells
     for key, value in element.attrib.items():
@@ -193,8 +196,8 @@ def _rewrite(element: ElementTree.Element, prefix: str, used: set[str]) -> None:
                 value = re.sub(r"#[0-9a-f]{6}", lambda colour: _variable(colour[0]), value)
                 value = re.sub(r"font-family: [^;]+;?", "", value)  # the root names one for all
             case "href" if value.startswith("#"):
-                value = f"#{prefix}-{value[1:]}"
-        element.set(key, value.replace("url(#", f"url(#{prefix}-"))
+                value = f"#{ids[value[1:]]}"
+        element.set(key, re.sub(POINTER, lambda found: f"url(#{ids[found[1]]})", value))
 
 
 def _short(number: str) -> str:
