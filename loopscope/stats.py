@@ -6,13 +6,13 @@ Three questions come up, each with its own unit of resampling:
   right more often?  `sign_test`.
 - How sure is an accuracy whose examples come in graphs (all starts of a graph succeed or fail together), measured with
   several map fits and perhaps several backbones?  Count per graph with `tally`, then `cluster_bootstrap` (new graphs,
-  these backbones) or `backbone_bootstrap` (new backbones and new graphs).  `mean_bootstrap` and `mean_sd` serve where
-  one number per backbone is all there is.
+  these backbones; of several accuracies at once `cluster_bootstraps`) or `backbone_bootstrap` (new backbones and new
+  graphs).  `mean_bootstrap` and `mean_sd` serve where one number per backbone is all there is.
 - How sure is the slope of a line whose residuals hang together from one point to the next?  `fit_line` and
   `moving_block_bootstrap`; `loopscope.phase` uses them for the drift of parity readouts.
 
-Everything is NumPy in float64.  Functions that draw take `seed`: an int, or a Generator to continue.  Intervals are
-percentile intervals.  Unusable input raises `InputError`.
+Everything is NumPy in float64, but for sums that float32 holds exactly.  Functions that draw take `seed`: an int, or a
+Generator to continue.  Intervals are percentile intervals.  Unusable input raises `InputError`.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ class Tally:
         With `weights` (draws, clusters), how often each draw counts each cluster, the result is (draws, *rows).
         """
         counts = np.ones(self.clusters) if weights is None else np.asarray(weights, dtype=np.float64)
-        correct = np.tensordot(counts, self.correct, axes=(-1, -1))
-        eligible = np.tensordot(counts, self.eligible, axes=(-1, -1))
-        return np.divide(correct, eligible, out=np.full(correct.shape, np.nan), where=eligible > 0)
+        return _ratios(self, counts)
 
 
 def tally(correct: ArrayLike, clusters: ArrayLike, eligible: ArrayLike | None = None) -> Tally:
@@ -187,8 +185,19 @@ def cluster_bootstrap(
     leaves some row without eligible examples has no statistic and is left out; `draws` of the result counts the rest.
     """
     _check_bootstrap(a, b, level)
-    weights = _drawn(seed, draws, a.clusters) if type(seed) is int else _resample(_generator(seed), draws, a.clusters)
-    return _estimate(_value(a, b), _contrast(a, b, weights), level, a.clusters, unit)
+    return _estimate(_value(a, b), _contrast(a, b, _draw(seed, draws, a.clusters)), level, a.clusters, unit)
+
+
+def cluster_bootstraps(
+    a: Tally, *, seed: Seed, draws: int = 5_000, level: float = 0.95, unit: str = "graph"
+) -> list[Estimate]:
+    """`cluster_bootstrap` of every entry along the first axis, (entries, *rows, clusters), from the same draws."""
+    _check_bootstrap(a, None, level)
+    if a.correct.ndim < 2:
+        raise InputError(f"cluster_bootstraps needs (entries, *rows, clusters): got {a.correct.shape}")
+    values = _contrast(a, None, np.ones((1, a.clusters)), kept=1)[0]
+    samples = _contrast(a, None, _draw(seed, draws, a.clusters), kept=1)
+    return [_estimate(value, each, level, a.clusters, unit) for value, each in zip(values, samples.T, strict=True)]
 
 
 def backbone_bootstrap(
@@ -222,10 +231,27 @@ def _contrast(
     """a - b (or a) for every draw: accuracies averaged over all row axes but the first `kept`."""
 
     def mean(t: Tally) -> Float[np.ndarray, "draws ..."]:
-        accuracy = t.accuracy(weights)
+        accuracy = _ratios(t, weights)
         return accuracy.mean(axis=tuple(range(1 + kept, accuracy.ndim)))
 
     return mean(a) if b is None else mean(a) - mean(b)
+
+
+def _ratios(t: Tally, weights: Float[np.ndarray, "*draws clusters"]) -> Float[np.ndarray, "*draws_and_rows"]:
+    """`Tally.accuracy`, for weights in float64 or, from `_resample`, in float32.
+
+    Most of the time goes into reading the weights: one product serves both counts, and float32 halves them.
+    """
+    counts = np.stack([t.correct, t.eligible])
+    kind = weights.dtype if _exact_in_float32(counts) else np.dtype(np.float64)
+    sums = np.tensordot(weights.astype(kind, copy=False), counts.astype(kind), axes=(-1, -1)).astype(np.float64)
+    correct, eligible = np.moveaxis(sums, weights.ndim - 1, 0)
+    return np.divide(correct, eligible, out=np.full(correct.shape, np.nan), where=eligible > 0)
+
+
+def _exact_in_float32(counts: Float[np.ndarray, "*rows clusters"]) -> bool:
+    """Whether float32 rounds no sum of as many counts as there are clusters: whole numbers, all sums below 2^24."""
+    return bool(counts.max() * counts.shape[-1] < 2**24 and (counts == np.rint(counts)).all())
 
 
 def _value(a: Tally, b: Tally | None) -> float:
@@ -311,8 +337,12 @@ def _generator(seed: Seed) -> np.random.Generator:
 
 
 def _resample(rng: np.random.Generator, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
-    """How often each unit appears in each of `draws` samples with replacement."""
-    return rng.multinomial(units, np.full(units, 1 / units), size=_check_draws(draws)).astype(np.float64)
+    """How often each unit appears in each of `draws` samples with replacement; whole numbers, which float32 holds."""
+    return rng.multinomial(units, np.full(units, 1 / units), size=_check_draws(draws)).astype(np.float32)
+
+
+def _draw(seed: Seed, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
+    return _drawn(seed, draws, units) if type(seed) is int else _resample(_generator(seed), draws, units)
 
 
 @lru_cache(maxsize=4)

@@ -248,6 +248,9 @@ def test_two_drawings_of_one_kind_share_no_ids() -> None:
     ids = [set(re.findall(r'id="([^"]+)"', svg)) for svg in drawings]
     assert all(ids)
     assert len(set.union(*ids)) == sum(map(len, ids))
+    for svg, there in zip(drawings, ids, strict=True):
+        pointers = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', svg))
+        assert {one or other for one, other in pointers} == {each for each in there if each[-1].isdigit()}
 
 
 def test_heat_map_shows_frequencies_and_unique_modes() -> None:

@@ -16,6 +16,7 @@ from loopscope.stats import (
     Tally,
     backbone_bootstrap,
     cluster_bootstrap,
+    cluster_bootstraps,
     fit_line,
     mean_bootstrap,
     mean_sd,
@@ -127,6 +128,23 @@ def test_examples_that_are_not_eligible_do_not_count() -> None:
     counts = tally(correct, [0, 0, 1, 1], eligible)
     assert counts.correct.tolist() == [1, 0]
     assert counts.eligible.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("rows", [(), (2,), (3, 2)])
+def test_several_bootstraps_at_once_are_those_of_each(rows: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(5)
+    eligible = rng.integers(1, 9, size=(4, *rows, 30)).astype(float)
+    counts = Tally(rng.integers(0, eligible + 1).astype(float), eligible)
+    each = [cluster_bootstrap(Tally(*pair), seed=7) for pair in zip(counts.correct, counts.eligible, strict=True)]
+    assert cluster_bootstraps(counts, seed=7) == each
+
+
+def test_parts_of_examples_are_counted_in_full_precision() -> None:
+    counts = Tally(np.array([0.1, 0.7, 0.2]), np.array([0.3, 0.9, 1.1]))
+    estimate = cluster_bootstrap(counts, seed=0, draws=200)
+    drawn = np.random.default_rng(0).multinomial(3, np.full(3, 1 / 3), size=200)
+    shares = (drawn @ counts.correct) / (drawn @ counts.eligible)
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(np.quantile(shares, [0.025, 0.975])), rel=1e-14)
 
 
 def test_a_row_without_eligible_examples_has_no_accuracy() -> None:
@@ -608,6 +626,7 @@ def test_a_seed_fixes_the_draws(estimate: Callable[[Any], Estimate]) -> None:
         (lambda: tally([[1, 0], [1]], [0, 1]), "rectangular"),
         (lambda: cluster_bootstrap(COUNTS, seed=0, level=0), "level 0"),
         (lambda: cluster_bootstrap(COUNTS, seed=0, draws=0), "0 draws"),
+        (lambda: cluster_bootstraps(Tally(np.ones(3), np.ones(3)), seed=0), "entries"),
         (lambda: cluster_bootstrap(Tally(np.ones(3), np.ones(3)), Tally(np.ones(4), np.ones(4)), seed=0), "3 and 4"),
         (lambda: cluster_bootstrap(tally([1, 1], [0, 1]), tally([1, 1], [0, 2]), seed=0), "same clusters"),
         (lambda: cluster_bootstrap(Tally(np.ones(1), np.ones(1)), seed=0), "two clusters"),

@@ -251,14 +251,8 @@ class Counted:
 
     def copy_curve(self, kind: str) -> list[float]:
         """How often u itself is right at every call, mean of strings."""
-        found: list[float] = self.copied(kind)[..., self.at.kept].double().mean((0, 2)).tolist()
+        found: list[float] = self._returns(self._hops(kind))[..., self.at.kept].double().mean((0, 2)).tolist()
         return found
-
-    def copied(self, kind: str) -> Bool[Tensor, "strings calls n"]:
-        """Where u itself is right."""
-        hops = torch.tensor(self.strings(kind)).cumsum(1)
-        path = walk(self.at.graphs, self.at.current, int(hops.max())).T
-        return path[hops] == self.at.current
 
     def row(self, family: str, kind: str, call: int, counted: str = "right", minus: str | None = None) -> Row:
         """Accuracy at one of `marks`, or how much higher it is than that of another family (paired)."""
@@ -272,10 +266,19 @@ class Counted:
 
     def copy_row(self, kind: str, call: int) -> Row:
         """How often u itself is right at a call."""
-        right = self._by_graph(self.copied(kind)[:, call - 1] & self.at.kept).sum(0)
+        right = self._by_graph(self._returns(self._hops(kind)[:, call - 1]) & self.at.kept).sum(0)
         there = self._by_graph(self.at.kept) * len(self.strings(kind))
         estimate = cluster_bootstrap(Tally(right.numpy(), there.numpy()), seed=SEED)
         return Row(f"{COPY}, call {call}", estimate, self.kept)
+
+    def _hops(self, kind: str) -> Int[Tensor, "strings calls"]:
+        """How many hops each string of a kind asks for up to each call."""
+        return torch.tensor(self.strings(kind)).cumsum(1)
+
+    def _returns(self, hops: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead n"]:
+        """Where so many hops lead back to u: there u itself is right."""
+        path = walk(self.at.graphs, self.at.current, int(hops.max())).T
+        return path[hops] == self.at.current
 
     def _tally(self, family: str, kind: str, call: int, counted: str) -> Tally:
         right = self.found[f"{family} {kind} {counted} by graph"][self.marks.index(call)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from loopscope.experiments.records import Facts, Predictions, Row, Table
 from loopscope.experiments.subject import Subject, Walks, instances, walks
 from loopscope.program import F, J
-from loopscope.stats import cluster_bootstrap, tally
+from loopscope.stats import cluster_bootstrap, cluster_bootstraps, tally
 
 WHERE = "confirmation"
 UNSTEERED, BEFORE, MOVED = "unsteered", " before F", " moved"
@@ -107,8 +107,12 @@ def distribution(
     nodes = (*ANSWERS[:-1], "f^3(u)", "f^4(u)")[base : base + 3]
     hits = {node: answers == at.ahead(base + steps) for steps, node in enumerate(nodes)}
     hits[ANSWERS[-1]] = ~torch.stack(list(hits.values())).any(0)
-    known = paper or {}
-    return [share(label + answer, hit, at, paper=known.get(answer)) for answer, hit in hits.items()]
+    counted = tally(np.stack(list(hits.values())), at.clusters, at.kept)
+    known, n = paper or {}, int(at.kept.sum())
+    return [
+        Row(label + answer, estimate, n, known.get(answer))
+        for answer, estimate in zip(hits, cluster_bootstraps(counted, seed=SEED), strict=True)
+    ]
 
 
 def share(

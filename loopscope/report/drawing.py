@@ -11,7 +11,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
@@ -22,6 +22,8 @@ from loopscope.report.contents import Figure
 try:
     import matplotlib
     from matplotlib.axes import Axes as Axes
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
     from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator, PercentFormatter
@@ -63,6 +65,7 @@ SETTINGS: dict[Any, Any] = {
 
 FONTS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 SVG = "http://www.w3.org/2000/svg"
+POINTER = r"url\(#([^)]+)\)"
 
 
 def canvas(width: int, height: int) -> Canvas:
@@ -117,11 +120,14 @@ def draw(name: str, title: str, caption: str, description: str, plot: Callable[[
     """Call `plot` for both widths and make a figure of what it drew; equal drawings give equal bytes."""
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
         wide, narrow = plot(WIDE), plot(NARROW)
-        for drawn in (wide, narrow):  # lay out once, not again for every format
-            drawn.draw_without_rendering()
+        # Laid out once, not again for every format; printed, not saved, as `savefig` would first draw all of it unseen.
+        for drawn in (wide, narrow):
+            if (engine := drawn.get_layout_engine()) is not None:
+                engine.execute(drawn)
             drawn.set_layout_engine("none")
         file = io.BytesIO()
-        wide.savefig(file, format="pdf", metadata={"CreationDate": None, "Creator": "loopscope", "Title": title})
+        about = {"CreationDate": None, "Creator": "loopscope", "Title": title}
+        FigureCanvasPdf(wide).print_pdf(file, metadata=about)
         page_wide = _themed(_svg(wide), f"{name}-wide", title, description)
         page_narrow = _themed(_svg(narrow), f"{name}-narrow", title, description)
     return Figure(name, title, caption, description, page_wide, page_narrow, file.getvalue())
@@ -129,7 +135,7 @@ def draw(name: str, title: str, caption: str, description: str, plot: Callable[[
 
 def _svg(drawn: Canvas) -> str:
     file = io.StringIO()
-    drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    FigureCanvasSVG(drawn).print_svg(file, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()
 
 
@@ -139,13 +145,15 @@ def _themed(text: str, prefix: str, title: str, description: str) -> str:
     for element in root.iter():
         element.tag = element.tag.partition("}")[2]
         element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-    used = {found for element in root.iter() for found in _references(element)}
+    used = dict.fromkeys(found for element in root.iter() for found in _references(element))
+    # Numbered: matplotlib's names are hashes of coordinates, in which layout leaves rounding that differs between runs.
+    ids = {name: f"{prefix}-{number}" for number, name in enumerate(used, 1)}
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in ("metadata", "style") or _unseen(child):
                 parent.remove(child)
     for element in root.iter():
-        _rewrite(element, prefix, used)
+        _rewrite(element, ids)
     _, _, width, height = root.attrib["viewBox"].split()
     words = [ElementTree.Element(tag, {"id": f"{prefix}-{tag}"}) for tag in ("title", "desc")]
     words[0].text, words[1].text = title, description
@@ -165,7 +173,7 @@ def _themed(text: str, prefix: str, title: str, description: str) -> str:
 def _references(element: ElementTree.Element) -> list[str]:
     """The ids an element points to, by href or by url()."""
     links = [element.attrib["href"][1:]] if element.get("href", "").startswith("#") else []
-    return links + [found for value in element.attrib.values() for found in re.findall(r"url\(#([^)]+)\)", value)]
+    return links + [found for value in element.attrib.values() for found in re.findall(POINTER, value)]
 
 
 def _unseen(element: ElementTree.Element) -> bool:
@@ -173,11 +181,11 @@ def _unseen(element: ElementTree.Element) -> bool:
     return element.tag == "path" and element.get("style") == "fill: none"
 
 
-def _rewrite(element: ElementTree.Element, prefix: str, used: set[str]) -> None:
+def _rewrite(element: ElementTree.Element, ids: Mapping[str, str]) -> None:
     """Give one element its themed colours, short numbers, and an id of its own, or none."""
     name = element.attrib.pop("id", "")
-    if name in used:
-        element.set("id", f"{prefix}-{name}")
+    if name in ids:
+        element.set("id", ids[name])
     if name.startswith("QuadMesh"):
         element.set("shape-rendering", "crispEdges")  # else the page shines through between neighbouring cells
     for key, value in element.attrib.items():
@@ -188,8 +196,8 @@ def _rewrite(element: ElementTree.Element, prefix: str, used: set[str]) -> None:
                 value = re.sub(r"#[0-9a-f]{6}", lambda colour: _variable(colour[0]), value)
                 value = re.sub(r"font-family: [^;]+;?", "", value)  # the root names one for all
             case "href" if value.startswith("#"):
-                value = f"#{prefix}-{value[1:]}"
-        element.set(key, value.replace("url(#", f"url(#{prefix}-"))
+                value = f"#{ids[value[1:]]}"
+        element.set(key, re.sub(POINTER, lambda found: f"url(#{ids[found[1]]})", value))
 
 
 def _short(number: str) -> str:

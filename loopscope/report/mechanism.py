@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from loopscope.experiments import crossing, learning, matched, switching, targets
+from loopscope.experiments import crossing, learning, matched, switching
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.records import Record, Table, apart
@@ -44,8 +44,7 @@ def mechanism_section(evidence: Evidence) -> Section | None:
         for name, record in shown.items():
             more += [table.under(name) for table in evidence.tables(record)]
     for name, record in switched.items():
-        answers = switching.Answers.of(record.predictions, record.facts, next(iter(record.predictions)))
-        figures += [_parts(name, answers), _subsets(name, answers, record.facts.heads)]
+        figures += [_parts(evidence, name, record), _subsets(evidence, name, record)]
         more += [table.under(name) for table in _switch_tables(evidence, record)]
     text = [
         "All patches act in the one extra call, at its second layer unless another is named. The head is chosen on 32 "
@@ -100,13 +99,21 @@ def _costly_parts(records: Mapping[str, Record]) -> list[str]:
     return [f"Parts outside ANSWER's row of layer 2 need whole layers again; they were exchanged on {said} graphs."]
 
 
-def _parts(name: str, answers: switching.Answers) -> Figure:
-    panels: dict[str, dict[str, dict[str, Estimate]]] = {}
-    for giver, receiver in (("two", "one"), ("one", "two")):
-        panels[f"{giver} -> {receiver}"] = {
-            part: {place: _given(answers, giver, receiver, f"{part}, {place}") for place in switching.LAYERS}
+BETWEEN_MAPS = {"two -> one": "f^2(u)", "one -> two": "f(u)"}
+"""Giver and receiver, and the giver's target."""
+
+
+def _parts(evidence: Evidence, name: str, record: Record) -> Figure:
+    panels = {
+        arrow: {
+            part: {
+                place: evidence.row(record, f"Target switching, {arrow}", f"{part}, {place}: {target}").estimate
+                for place in switching.LAYERS
+            }
             for part in switching.PARTS
         }
+        for arrow, target in BETWEEN_MAPS.items()
+    }
     caption = (
         "The receiver takes one part of the extra call from the run with the other map; how often it then gives the "
         "giver's target. Queries+keys are the pattern, head outputs the attention output, and the entering state is "
@@ -115,19 +122,13 @@ def _parts(name: str, answers: switching.Answers) -> Figure:
     return components(f"switching-{name}", f"Target switching, part by part, {name}", caption, panels)
 
 
-def _given(answers: switching.Answers, giver: str, receiver: str, what: str) -> Estimate:
-    given = answers.patched(giver, receiver, what)
-    at = answers.walks(given)
-    return targets.share(what, given == at.ahead(switching.HOPS[giver]), at).estimate
-
-
-def _subsets(name: str, answers: switching.Answers, heads: int) -> Figure:
-    panels = {
-        f"{giver} -> {receiver}": {
-            each: _given(answers, giver, receiver, switching.of_heads(each)) for each in switching.subsets(heads)
-        }
-        for giver, receiver in (("two", "one"), ("one", "two"))
-    }
+def _subsets(evidence: Evidence, name: str, record: Record) -> Figure:
+    heads = record.facts.heads
+    panels: dict[str, dict[tuple[int, ...], Estimate]] = {}
+    for arrow in BETWEEN_MAPS:
+        title = f"Patterns of some heads of layer 2, {arrow}"
+        names = {each: f"heads {' '.join(map(str, each))}: giver's target" for each in switching.subsets(heads)}
+        panels[arrow] = {each: evidence.row(record, title, row).estimate for each, row in names.items()}
     caption = "Patterns of these heads of layer 2 are taken from the other run; how often the giver's target comes out."
     return subsets(f"heads-{name}", f"Target switching by subsets of heads, {name}", caption, panels, heads)
 
@@ -136,10 +137,10 @@ def _switch_tables(evidence: Evidence, record: Record) -> list[Table]:
     """Between the two maps: clean runs and the giver's target for every part."""
     found = []
     for table in evidence.tables(record):
-        if table.title.startswith(("Target switching, two -> one", "Target switching, one -> two")):
-            goal = "f^2(u)" if "two -> one" in table.title else "f(u)"
-            rows = [row for row in table.rows if row.name.endswith((f": {goal}", "giver's target", "minus clean"))]
-            found.append(replace(table, rows=rows))
+        for arrow, target in BETWEEN_MAPS.items():
+            if table.title.startswith(f"Target switching, {arrow}"):
+                wanted = (f": {target}", "giver's target", "minus clean")
+                found.append(replace(table, rows=[row for row in table.rows if row.name.endswith(wanted)]))
     return found
 
 

@@ -166,7 +166,7 @@ def composition_section(evidence: Evidence) -> Section | None:
     ]
     for where, record in eight.items():
         if record is not None:
-            figures.append(_by_call(record, where))
+            figures.append(_by_call(evidence, record, where))
             more += [table.under(record.facts.name) for table in evidence.tables(record)]
             graphs = len(next(iter(record.predictions[where].values()))) // record.facts.nodes
             text.append(f"Eight calls were run on {graphs} of 512 graphs of `{where}`.")
@@ -179,16 +179,16 @@ def composition_section(evidence: Evidence) -> Section | None:
 CONTROLS = (composition.WITHOUT, composition.FIRST, composition.NONE, composition.READ_BEFORE, composition.COPY)
 
 
-def _by_call(record: Record, where: str) -> Figure:
-    answers = composition.Answers.of(record.predictions, record.facts, where)
-    lines = []
-    for kind in ("one", "two", "mixed"):
-        found = composition.curves(answers, kind, {})
-        lines.append(Line(kind, _estimates(found[composition.EVERY])))
-        if kind == "mixed":
-            lines += [Line(each, _estimates(found[each]), control=True) for each in CONTROLS]
+def _by_call(evidence: Evidence, record: Record, where: str) -> Figure:
+    def line(kind: str, condition: str) -> list[Row]:
+        calls = range(1, 1 + composition.CALLS)
+        return [evidence.row(record, f"Eight calls, {kind} ({where})", f"{condition}, call {call}") for call in calls]
+
+    every = {kind: line(kind, composition.EVERY) for kind in ("one", "two", "mixed")}
+    lines = [Line(kind, _estimates(rows)) for kind, rows in every.items()]
+    lines += [Line(each, _estimates(line("mixed", each)), control=True) for each in CONTROLS]
     caption = (
-        f"Right answers at each call on `{where}`; {int(answers.at.kept.sum()):,} instances with five distinct labels. "
+        f"Right answers at each call on `{where}`; {every['mixed'][0].n:,} instances with five distinct labels. "
         "Mixed: 32 fixed strings. Dashed: controls and the baseline for the mixed strings."
     )
     return lines_by_call(f"eight-calls-{where}", f"Eight calls, {record.facts.name}", caption, lines)

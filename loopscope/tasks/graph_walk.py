@@ -264,9 +264,9 @@ def path_position(
     `nodes` holds one node for each graph, or several, such as the predictions read after every loop.
     """
     path = walk(graphs, starts, graphs.shape[1] - 1)
-    met = path.unsqueeze(2) == nodes.reshape(len(nodes), 1, -1)
-    first = torch.where(met.any(dim=1), met.int().argmax(dim=1), -1)
-    return first.reshape(nodes.shape)
+    steps = torch.arange(path.shape[1], device=path.device).expand_as(path)
+    first = torch.full_like(path, -1).scatter_reduce(1, path, steps, "amin", include_self=False)
+    return first.gather(1, nodes.reshape(len(nodes), -1)).reshape(nodes.shape)
 
 
 # ---- label rules -----------------------------------------------------------------------------------------------------
