@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from loopscope.errors import DamagedError, InputError
@@ -300,3 +300,24 @@ def test_mistakes_get_one_line_and_leave_nothing(
         assert (code, out, err.count("\n")) == (wanted, "", 1), (arguments, err)
         assert said in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "file", "llama"]
+
+
+def test_weights_that_do_not_fit_the_config_get_one_line_and_leave_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told before a word about memory, before general text is looked at, and before there is a store."""
+    monkeypatch.chdir(tmp_path)
+    whole = load_file(tuning_folder(tmp_path / "llama") / "model.safetensors")
+    norm = "model.norm.weight"
+    cases = [
+        ({name: tensor for name, tensor in whole.items() if name != norm}, f"llama lacks {norm}"),
+        ({**whole, "model.other": torch.ones(2)}, "llama has model.other"),
+        ({**whole, norm: torch.ones(17)}, f"{norm} has shape [17], but config.json says [16]"),
+    ]
+    for tensors, said in cases:
+        save_file(tensors, tmp_path / "llama" / "model.safetensors")
+        for asked in (["finetune", "llama", "smol-letter", "--out", "x"], ["fit", "llama", "smol-letter-map"]):
+            code, out, err = loopscope(capsys, "lm", *asked)
+            assert (code, out, err.count("\n")) == (2, "", 1), err
+            assert said in err
+    assert [path.name for path in tmp_path.iterdir()] == ["llama"]

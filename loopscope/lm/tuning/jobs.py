@@ -32,6 +32,7 @@ from loopscope.lm.folders import (
     read_config,
     read_json,
     read_looped,
+    tensors_of,
     weights_sha256,
     write_folder,
 )
@@ -196,6 +197,7 @@ def _prepared(
 ) -> _Job:
     """Everything that can be checked before a weight is read."""
     model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary)
+    tensors_of(model, folder)
     tokenizer = load_tokenizer(folder)
     step = None
     if recipe.trains == "map":
