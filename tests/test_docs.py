@@ -67,7 +67,7 @@ def test_the_papers_protocols_run_as_written(
     less = {
         "finetune": ["--updates", "2", *trained, *text],
         "fit": ["--updates", "2", *trained, *text],
-        "letters": ["--pairs", "2", "--heads", "2.0"],
+        "letters": ["--pairs", "2", "--heads", "2.0", "--test", "steering"],
         "antonyms": ["--sequences", "1"],
         "iterations": ["--cases", "1"],
     }
