@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from loopscope.cli.lm_tuning import asked_to_stop
 from loopscope.errors import DamagedError, InputError
 from loopscope.lm.decoding import generate
 from loopscope.lm.folders import load, weights_sha256
@@ -68,6 +70,32 @@ def test_a_run_that_was_killed_gives_the_same_bits(tmp_path: Path, kind: str, na
     assert (whole.tokens, whole.updates) == (parts.tokens, 4)
     assert not Store(tmp_path / "two").all("checkpoint")
     assert tune(folder, recipe, tmp_path / "parts", tmp_path / "two", stop=1).history == parts.history  # looked up
+
+
+def test_a_run_that_is_asked_to_stop_keeps_what_it_has(tmp_path: Path) -> None:
+    folder, store = tuning_folder(tmp_path / "llama"), Store(tmp_path / "store")
+    recipe = small("smol-letter", "updates=4", "rate=0.01")
+    whole = tune(folder, recipe, tmp_path / "whole", tmp_path / "one")
+    asked = iter([False, True])
+    with pytest.raises(KeyboardInterrupt):
+        finetune(folder, recipe, tmp_path / "parts", store, Settings(CPU, stop=lambda: next(asked)), sources=sources())
+    assert [each.manifest.config["update"] for each in store.all("checkpoint")] == [2]
+    parts = finetune(folder, recipe, tmp_path / "parts", store, Settings(CPU), sources=sources())
+    assert list(whole.history) == list(parts.history)
+    assert all(torch.equal(tensor, weights(parts.folder)[name]) for name, tensor in weights(whole.folder).items())
+
+
+def test_the_first_interrupt_is_a_wish_and_the_second_is_not() -> None:
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with asked_to_stop(told.append) as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(told) == 1
 
 
 def test_depth_grows_by_success_and_a_killed_run_knows_its_depth(
