@@ -345,3 +345,11 @@ def test_an_update_has_as_many_requests_as_depths() -> None:
     ]
     with pytest.raises(InputError, match="at most 100 requests, not 101"):
         antonyms.requests(0, 0, [1] * 101, "stepwise")
+
+
+def test_no_seed_lets_training_meet_what_is_evaluated() -> None:
+    """Not even those that evaluated sequences are drawn from."""
+    for base in (antonyms.VALIDATION_SEEDS.start, antonyms.PANEL_SEED):
+        asked = antonyms.requests(0, base, [4] * 16, "final-only")
+        assert {antonyms.split(antonyms.topology(each.words)) for each in asked} == {"train"}
+        assert not {each.words for each in asked} & {*antonyms.quick_sequences(), *antonyms.panel()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,23 @@ def test_starting_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     version = subprocess.run([sys.executable, "-m", "loopscope.cli", "--version"], capture_output=True, check=True)
     assert version.stdout == b"loopscope 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    "asked", [lambda: torch.empty(2**58, dtype=torch.uint8), lambda: _raise(torch.OutOfMemoryError("CUDA is full\n"))]
+)
+def test_memory_that_is_not_there_gets_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: Callable[[], object]
+) -> None:
+    """What a CPU's allocator refuses, and a GPU's; other errors are bugs and keep their traceback."""
+    monkeypatch.setattr(cli.app, "app", lambda standalone_mode: asked())
+    code, out, err = loopscope(capsys, "lm")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("loopscope: out of memory, fewer or shorter inputs at a time take less: ")
+    monkeypatch.setattr(cli.app, "app", lambda standalone_mode: _raise(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main()
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -7,12 +7,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from loopscope.cli import app as cli
+from loopscope.experiments.records import records
 from loopscope.lm.stacks import stack_from_config
+from loopscope.store import Store
 from tests.model_folders import put_tokenizer
 from tests.stack_tiny import CONFIGS
+from tests.test_cli import loopscope
+from tests.tuning_tiny import sources, tuning_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,6 +46,41 @@ def test_the_page_on_language_models_runs(
     printed = capsys.readouterr().out
     for line in ("row -2: {1: ", "row -1: {1: ", "F: [", "F J:step F J:step F J:step F: ["):
         assert line in printed
+
+
+def test_the_papers_protocols_run_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Line by line on small models of both architectures, with little text and few updates, pairs and questions."""
+    page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
+    section = page.partition("## The paper's protocols on its own models\n")[2]
+    lines = re.search(r"```sh\n(.*?)```", section, flags=re.DOTALL)
+    assert lines is not None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    tuning_folder(tmp_path / "Ouro-2.6B", "ouro")
+    tuning_folder(tmp_path / "Qwen3-8B", "qwen3")
+    for number, document in enumerate(sources()[0].documents):
+        (tmp_path / f"{number}.txt").write_text(document, encoding="utf-8")
+    text = [part for number in range(3) for part in ("--text", f"{number}.txt")]
+    trained = [part for each in ("examples=5", "micro=5", "checked=1", "rate=0.01") for part in ("--set", each)]
+    less = {
+        "finetune": ["--updates", "2", *trained, *text],
+        "fit": ["--updates", "2", *trained, *text],
+        "letters": ["--pairs", "2", "--heads", "2.0", "--test", "steering"],
+        "antonyms": ["--sequences", "1"],
+        "iterations": ["--cases", "1"],
+    }
+    *steps, last = lines[1].splitlines()
+    assert last == "loopscope claims --store store"  # which goes through all that there is; judged in other tests
+    for line in steps:
+        program, *asked = line.split()
+        kind = asked[2] if asked[1] == "test" else asked[1]
+        rank = ["--set", "rank=4"] if "antonym-map" in asked else []
+        code, _, err = loopscope(capsys, *asked, *less[kind], *rank)
+        assert (program, code) == ("loopscope", 0), (line, err)
+    measured = {record.experiment for record in records(Store(tmp_path / "store"))}
+    assert measured == {"letters", "antonyms", "iterations"}
 
 
 def test_links_lead_somewhere() -> None:

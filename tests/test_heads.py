@@ -25,8 +25,10 @@ FOUND = Heads(tuple((LATE, head) for head in CARRIERS))
 @cache
 def selected() -> Selection:
     at = discovery(Words(), "discovery")
-    found = select(PlantedWalker(), raising(), *at, confirmation=discovery(Words(), "confirmation"))
+    told: list[str] = []
+    found = select(PlantedWalker(), raising(), *at, confirmation=discovery(Words(), "confirmation"), tell=told.append)
     assert found is not None
+    assert sum(int(line.split(", ")[-1].split()[0]) for line in told) == len(found.tried)  # every scope was announced
     return found
 
 

@@ -149,7 +149,9 @@ def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Pat
         (("antonyms",), {}, "--supervision"),
         (("antonyms", "--supervision", "final"), {}, "(nearest: final-only)"),
         (("antonyms", "--supervision", "stepwise", "--sequences", "65"), {}, "cannot take 65 of 64 sequences"),
-        (("iterations", "--cases", "0"), {}, "a bank of 0 cases"),
+        (("iterations", "--cases", "0"), {}, "cannot take 0 of 32 cases for each task and k (nearest: 1)"),
+        (("iterations", "--cases", "33"), {}, "cannot take 33 of 32 cases for each task and k (nearest: 32)"),
+        (("iterations", "--loops", "5"), {}, "--loops"),  # they are four, and up to four more
         (("iterations", "--device", "tpu"), {}, "tpu"),
         (("iterations", "--dtype", "half"), {}, "no precision 'half'; there are fp32, bf16"),
         (("words",), {}, "words"),

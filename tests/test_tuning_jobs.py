@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from loopscope.cli.lm_tuning import asked_to_stop
 from loopscope.errors import DamagedError, InputError
 from loopscope.lm.decoding import generate
 from loopscope.lm.folders import load, weights_sha256
@@ -68,6 +70,32 @@ def test_a_run_that_was_killed_gives_the_same_bits(tmp_path: Path, kind: str, na
     assert (whole.tokens, whole.updates) == (parts.tokens, 4)
     assert not Store(tmp_path / "two").all("checkpoint")
     assert tune(folder, recipe, tmp_path / "parts", tmp_path / "two", stop=1).history == parts.history  # looked up
+
+
+def test_a_run_that_is_asked_to_stop_keeps_what_it_has(tmp_path: Path) -> None:
+    folder, store = tuning_folder(tmp_path / "llama"), Store(tmp_path / "store")
+    recipe = small("smol-letter", "updates=4", "rate=0.01")
+    whole = tune(folder, recipe, tmp_path / "whole", tmp_path / "one")
+    asked = iter([False, True])
+    with pytest.raises(KeyboardInterrupt):
+        finetune(folder, recipe, tmp_path / "parts", store, Settings(CPU, stop=lambda: next(asked)), sources=sources())
+    assert [each.manifest.config["update"] for each in store.all("checkpoint")] == [2]
+    parts = finetune(folder, recipe, tmp_path / "parts", store, Settings(CPU), sources=sources())
+    assert list(whole.history) == list(parts.history)
+    assert all(torch.equal(tensor, weights(parts.folder)[name]) for name, tensor in weights(whole.folder).items())
+
+
+def test_the_first_interrupt_is_a_wish_and_the_second_is_not() -> None:
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with asked_to_stop(told.append) as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(told) == 1
 
 
 def test_depth_grows_by_success_and_a_killed_run_knows_its_depth(
@@ -300,3 +328,24 @@ def test_mistakes_get_one_line_and_leave_nothing(
         assert (code, out, err.count("\n")) == (wanted, "", 1), (arguments, err)
         assert said in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "file", "llama"]
+
+
+def test_weights_that_do_not_fit_the_config_get_one_line_and_leave_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told before a word about memory, before general text is looked at, and before there is a store."""
+    monkeypatch.chdir(tmp_path)
+    whole = load_file(tuning_folder(tmp_path / "llama") / "model.safetensors")
+    norm = "model.norm.weight"
+    cases = [
+        ({name: tensor for name, tensor in whole.items() if name != norm}, f"llama lacks {norm}"),
+        ({**whole, "model.other": torch.ones(2)}, "llama has model.other"),
+        ({**whole, norm: torch.ones(17)}, f"{norm} has shape [17], but config.json says [16]"),
+    ]
+    for tensors, said in cases:
+        save_file(tensors, tmp_path / "llama" / "model.safetensors")
+        for asked in (["finetune", "llama", "smol-letter", "--out", "x"], ["fit", "llama", "smol-letter-map"]):
+            code, out, err = loopscope(capsys, "lm", *asked)
+            assert (code, out, err.count("\n")) == (2, "", 1), err
+            assert said in err
+    assert [path.name for path in tmp_path.iterdir()] == ["llama"]

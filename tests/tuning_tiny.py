@@ -32,7 +32,9 @@ SIZES = {
 LLAMA = {**SIZES, "model_type": "llama", "num_key_value_heads": 1, "rope_theta": 1e4, "tie_word_embeddings": True,
          "eos_token_id": 2, "rms_norm_eps": 1e-5, "dtype": "bfloat16"}  # fmt: skip
 OURO = {**CONFIG, **SIZES, "num_key_value_heads": 2, "eos_token_id": 2}
-CONFIGS: dict[str, dict[str, Any]] = {"llama": LLAMA, "ouro": OURO}
+QWEN3 = {**SIZES, "model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 8, "rope_theta": 1e4,
+         "tie_word_embeddings": False, "eos_token_id": 2, "rms_norm_eps": 1e-6}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {"llama": LLAMA, "ouro": OURO, "qwen3": QWEN3}
 
 
 @cache

@@ -41,12 +41,20 @@ def main() -> NoReturn:
         code = 130
     except Exception as error:
         # Typer's usage errors, whichever Click they come from; anything else is a bug and keeps its traceback.
+        if out_of_memory(error):
+            said = " ".join(str(error).split())[:160]
+            fail(f"out of memory, fewer or shorter inputs at a time take less: {said}", 1)
         if not hasattr(error, "format_message"):
             raise
         fail(" ".join(error.format_message().split()), 2)
     if code == 130:  # Typer's answer to an interrupt, too
         fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether torch got no memory: a GPU's is an error of its own, which is not imported for that, a CPU's a text."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -104,7 +104,6 @@ def lm_test_iterations(
     store: StoreFolder = Path("store"),
     cases: Annotated[int, typer.Option(help="Requests for each task and k; the test bank has 32.")] = 32,
     name: Name = None,
-    loops: Loops = None,
     boundary: Ending = None,
     batch: Batch = 32,
     device: Device = "auto",
@@ -117,7 +116,7 @@ def lm_test_iterations(
 
     requests(cases)
     _check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
+    with _at_work(folder, step, store, name, None, boundary, device, dtype) as (subject, target, tell):
         made = measure_iterations(subject, target, cases=cases, batch=batch, tell=tell)
     _show([made], as_json)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -146,8 +148,28 @@ def _job(
     shorter = [] if updates is None else [f"updates={updates}"]
     chosen = recipe(name, [*(changes or ()), *shorter])
     sources = None if text is None else [read(text)]
-    with _bar() as (watch, tell):
-        yield chosen, sources, store, Settings(pick_device(device), save_every, compiled, watch, tell)
+    with _bar() as (watch, tell), asked_to_stop(tell) as stop:
+        yield chosen, sources, store, Settings(pick_device(device), save_every, compiled, watch, tell, stop)
+
+
+@contextmanager
+def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Whether an interrupt has come; the second one ends the process as ever.
+
+    Checkpoints of large models are minutes apart, so an interrupted run takes the time for one more.
+    """
+    asked = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+        tell("interrupted: stops with a checkpoint as soon as it can, or at once if interrupted again")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

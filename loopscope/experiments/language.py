@@ -204,7 +204,7 @@ def selected_heads(subject: LanguageSubject, store: Store, tell: Tell = lambda _
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         tell("choosing heads")
         at = [letter_tests.discovery(subject.tokenizer, name) for name in (DISCOVERY, CONFIRMATION)]
-        found = select(subject.model, subject.steering, *at[0], confirmation=at[1])
+        found = select(subject.model, subject.steering, *at[0], confirmation=at[1], tell=under("choosing heads", tell))
         tried = found.tried if found else ()
         counts = {
             "rescued": torch.tensor([each.rescued for each in tried], dtype=torch.int16),

@@ -93,10 +93,8 @@ def load(
     """
     folder = Path(folder)
     model = outline(folder, loops=loops, boundary=boundary)
-    stored = find_tensors(folder)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored = tensors_of(model, folder)
     copies = {name: original for name, original in model.copies.items() if name in stored}
-    _compare(folder, shapes | {name: shapes[original] for name, original in copies.items()}, stored)
     tensors: dict[str, Tensor] = {}
     for file in dict.fromkeys(place.file for place in stored.values()):
         with _opened(file) as content:
@@ -124,6 +122,18 @@ def outline(folder: str | Path, *, loops: int | None = None, boundary: Boundary 
         loops=told.get("loops") if loops is None else loops,
         boundary=told.get("boundary") if boundary is None else boundary,
     )
+
+
+def tensors_of(model: Adapter, folder: Path) -> dict[str, Stored]:
+    """Where in a folder the tensors of its model are; only headers are read, the model may be an outline.
+
+    InputError unless they are exactly the model's, in its shapes, perhaps with copies; else as `find_tensors`.
+    """
+    stored = find_tensors(folder)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    copies = {name: shapes[original] for name, original in model.copies.items() if name in stored}
+    _compare(folder, shapes | copies, stored)
+    return stored
 
 
 def read_looped(folder: str | Path) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from torch import Tensor
 from loopscope.address import Site
 from loopscope.errors import InputError
 from loopscope.execute import run
+from loopscope.lm.asking import Tell
 from loopscope.lm.passes import LanguageModel
 from loopscope.lm.placement import between
 from loopscope.program import Call, F, Patch, Program, Run, Source
@@ -183,9 +184,10 @@ class _Bench:
     """Prompts of one length, the runs with and without the map, and what scopes do to them."""
 
     def __init__(
-        self, model: LanguageModel, step: TokenMap, loops: int, tokens: Int[Tensor, "B T"], answers: Int[Tensor, " B"]
-    ) -> None:
-        self.model, self.maps, self.tokens, self.answers = model, {STEP: step}, tokens, answers
+        self, model: LanguageModel, step: TokenMap, loops: int, tokens: Int[Tensor, "B T"], answers: Int[Tensor, " B"],
+        tell: Tell,
+    ) -> None:  # fmt: skip
+        self.model, self.maps, self.tokens, self.answers, self.tell = model, {STEP: step}, tokens, answers, tell
         self.plain, self.steered = F**loops, between(STEP, loops)
         self.every = tuple(range(2, loops + 1))
         self.forwards = 0.0
@@ -198,6 +200,7 @@ class _Bench:
 
     def attempt(self, step: str, scopes: Sequence[Scope]) -> list[Tried]:
         """Try scopes, all at once."""
+        self.tell(f"{step}, {len(scopes)} scopes on {len(self.tokens)} prompts")
         rescues = [heads.patch(self.plain, "pattern", Run(self.steered), loops) for heads, loops in scopes]
         damages = [heads.patch(self.steered, "pattern", Run(self.plain), loops) for heads, loops in scopes]
         scores = self._scores([*rescues, *damages])
@@ -231,16 +234,19 @@ def select(
     *,
     loops: int | None = None,
     confirmation: tuple[Int[Tensor, "C T"], Int[Tensor, " C"]] | None = None,
+    tell: Tell = lambda _: None,
 ) -> Selection | None:
     """Search as the module says; None where the map brings no more right answers, so that nothing can be rescued.
 
     `tokens` are the discovery prompts, of one length; `answers` the first token of each answer; `step` is the map
-    before loops 2..L.  InputError as `execute.run`, and for a single loop, before which no map stands.
+    before loops 2..L.  `tell` gets a line before every step of the search.
+
+    InputError as `execute.run`, and for a single loop, before which no map stands.
     """
     loops = model.loops if loops is None else loops
     if loops < 2:
         raise InputError(f"a map stands before loops 2..L; with {loops} loops there is none (nearest: 2)")
-    bench = _Bench(model, step, loops, tokens, answers)
+    bench = _Bench(model, step, loops, tokens, answers, tell)
     if bench.steered_right <= bench.unsteered_right:
         return None
     late, steps = _late(bench)
@@ -256,7 +262,7 @@ def select(
         last, _ = bench.attempt("loops", [(leading[size - 1], (loops,)), (leading[size - 1], bench.every[:-1])])
         used = (loops,) if last.passed else bench.every
     if confirmation is not None:
-        check = _Bench(model, step, loops, *confirmation)
+        check = _Bench(model, step, loops, *confirmation, tell)
         found = _first(check.attempt("confirmation", [(heads, used) for heads in leading[size - 1 :]]))
         passed, size = passed and found is not None, size + (found or 0)
         bench.tried += check.tried

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from loopscope.errors import InputError
 from loopscope.lm.asking import Speaks, Tell, asked, replies_of_runs
 from loopscope.lm.decoding import pad_left
 from loopscope.lm.iterations import LONGEST, TRAINED, Request, bank
@@ -46,9 +47,16 @@ def branches() -> dict[str, Program]:
     return {name: replace(common, steps=common.steps + suffix * MORE) for name, suffix in suffixes.items()}
 
 
+CASES = 32
+"""Requests of the test bank for each task and k."""
+
+
 @cache
-def requests(cases: int = 32) -> tuple[Request, ...]:
-    """The test bank: so many cases for each task and k = 1 to 8; InputError for none."""
+def requests(cases: int = CASES) -> tuple[Request, ...]:
+    """The test bank: the first so many cases for each task and k = 1 to 8; InputError for more than it has, or none."""
+    if not 1 <= cases <= CASES:
+        near = min(max(cases, 1), CASES)
+        raise InputError(f"cannot take {cases} of {CASES} cases for each task and k (nearest: {near})")
     return bank("test", cases=cases)
 
 
@@ -69,7 +77,7 @@ def measure(
     tokenizer: Speaks,
     step: TokenMap,
     *,
-    cases: int = 32,
+    cases: int = CASES,
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:

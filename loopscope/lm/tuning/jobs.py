@@ -32,6 +32,7 @@ from loopscope.lm.folders import (
     read_config,
     read_json,
     read_looped,
+    tensors_of,
     weights_sha256,
     write_folder,
 )
@@ -79,7 +80,8 @@ class Settings:
 
     `save_every`: seconds between checkpoints.  `compiled`: layers are compiled first, which takes a minute and makes
     every update faster on a GPU.  `watch` is called after every window; `tell` with a line about memory before the
-    first, about what is learned after every check, and where depth grows.
+    first, about what is learned after every check, and where depth grows.  `stop` is asked after every window: when it
+    says so, there is a checkpoint and then a KeyboardInterrupt.
     """
 
     device: torch.device
@@ -87,6 +89,7 @@ class Settings:
     compiled: bool = False
     watch: Callable[[Progress], None] = lambda _: None
     tell: Callable[[str], None] = lambda _: None
+    stop: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,7 @@ def _prepared(
 ) -> _Job:
     """Everything that can be checked before a weight is read."""
     model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary)
+    tensors_of(model, folder)
     tokenizer = load_tokenizer(folder)
     step = None
     if recipe.trains == "map":
@@ -269,13 +273,16 @@ class _Reporter:
         self.saved = time.perf_counter()
 
     def __call__(self, tuner: Tuner) -> None:
+        stop = self.job.processes.agreed(self.settings.stop()) and not tuner.done
         due = time.perf_counter() - self.saved >= self.settings.save_every and not tuner.done
-        if self.job.processes.agreed(due):
+        if self.job.processes.agreed(due) or stop:
             if self.job.processes.first:
                 self.checkpoints.save(tuner)
             else:
                 _ = tuner.state  # all take part in gathering it
             self.saved = time.perf_counter()
+        if stop:
+            raise KeyboardInterrupt
         if self.job.processes.first:
             accuracy: dict[str, float] = next(
                 (row["accuracy"] for row in reversed(tuner.history) if "accuracy" in row), {}
