@@ -57,6 +57,8 @@ with display() as shown:
     shown.tell("measuring [this]")
     time.sleep(0.5)
     shown.show("a", "first job, stage two", 15, 20, "loss 0.125")
+    with shown.aside():
+        print("a table")
     time.sleep(0.5)
 """
 
@@ -65,8 +67,23 @@ def test_a_terminal_shows_both_at_once_and_is_left_clean() -> None:
     seen = on_a_terminal([sys.executable, "-c", ON_A_TERMINAL])
     for said in ("first job", "3/20", "loss 0.25", "measuring [this]", "first job, stage two", "15/20", "loss 0.125"):
         assert said in seen
-    # Whatever stood there was wiped away: the last thing done is to erase lines.
-    assert re.search(r"(\x1b\[1A\x1b\[2K|\r\x1b\[2K)+(\x1b\[\?25h)?\s*$", seen)
+    assert screen(seen) == ["a table"]
+
+
+def screen(seen: str) -> list[str]:
+    """The lines that stand on a terminal after all of this."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[?0-9;]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", seen):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part != "\r" and not part.startswith("\x1b"):
+            lines[row] += part  # every line that is written again was erased before
+    return [line for line in lines if line]
 
 
 def on_a_terminal(command: list[str]) -> str:

@@ -17,6 +17,7 @@ from loopscope.store import Store
 from tests.model_folders import put_tokenizer
 from tests.stack_tiny import CONFIGS
 from tests.test_cli import loopscope
+from tests.test_language_protocols import shortened
 from tests.tuning_tiny import sources, tuning_folder
 
 ROOT = Path(__file__).parent.parent
@@ -63,21 +64,11 @@ def test_the_papers_protocols_run_as_written(
     for number, document in enumerate(sources()[0].documents):
         (tmp_path / f"{number}.txt").write_text(document, encoding="utf-8")
     text = [part for number in range(3) for part in ("--text", f"{number}.txt")]
-    trained = [part for each in ("examples=5", "micro=5", "checked=1", "rate=0.01") for part in ("--set", each)]
-    less = {
-        "finetune": ["--updates", "2", *trained, *text],
-        "fit": ["--updates", "2", *trained, *text],
-        "letters": ["--pairs", "2", "--heads", "2.0", "--test", "steering"],
-        "antonyms": ["--sequences", "1"],
-        "iterations": ["--cases", "1"],
-    }
     *steps, last = lines[1].splitlines()
     assert last == "loopscope claims --store store"  # which goes through all that there is; judged in other tests
     for line in steps:
         program, *asked = line.split()
-        kind = asked[2] if asked[1] == "test" else asked[1]
-        rank = ["--set", "rank=4"] if "antonym-map" in asked else []
-        code, _, err = loopscope(capsys, *asked, *less[kind], *rank)
+        code, _, err = loopscope(capsys, *asked, *shortened(asked[2], "paper"), *text, "--cases", "2")
         assert (program, code) == ("loopscope", 0), (line, err)
     measured = {record.experiment for record in records(Store(tmp_path / "store"))}
     assert measured == {"letters", "antonyms", "iterations"}

@@ -4,13 +4,25 @@ Each group of commands is a module that hangs them on `app` of `loopscope.cli.ap
 name it below.
 """
 
-from loopscope.cli import benches, lm, lm_patching, lm_tests, lm_tuning, programs, reproducing, stores, training
+from loopscope.cli import (
+    benches,
+    lm,
+    lm_patching,
+    lm_reproducing,
+    lm_tests,
+    lm_tuning,
+    programs,
+    reproducing,
+    stores,
+    training,
+)
 from loopscope.cli.app import main
 
 __all__ = [
     "benches",
     "lm",
     "lm_patching",
+    "lm_reproducing",
     "lm_tests",
     "lm_tuning",
     "main",

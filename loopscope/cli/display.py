@@ -37,7 +37,7 @@ class Display:
         self._jobs: dict[str, TaskID] = {}
         self._task: TaskID | None = None
         self._due = time.monotonic() + LINE_EVERY
-        self.live = Group(self._bars, self._doing)
+        self._live: Live | None = None
 
     def tell(self, doing: str) -> None:
         """Say what is being done."""
@@ -55,6 +55,29 @@ class Display:
             self._jobs[job] = self._bars.add_task(description, total=total, told="")
         self._bars.update(self._jobs[job], completed=done, told=told, description=description)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Out of the way until the block ends, so that results can be printed."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    def start(self) -> None:
+        """Appear, on a terminal."""
+        if self._console.is_terminal:
+            # A new one: one that was stopped would wipe away what was printed since.  Standard output may go elsewhere
+            # than to the terminal, so it is left alone.
+            shown = Group(self._bars, self._doing)
+            self._live = Live(shown, console=self._console, transient=True, redirect_stdout=False)
+            self._live.start()
+
+    def stop(self) -> None:
+        """Vanish."""
+        if self._live is not None:
+            self._live.stop()
+
     def _line(self, text: str) -> None:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_EVERY
@@ -64,13 +87,12 @@ class Display:
 @contextmanager
 def display() -> Iterator[Display]:
     """A display that is wiped away at the end."""
-    console = Console(stderr=True)
-    made = Display(console)
-    if not console.is_terminal:
+    made = Display(Console(stderr=True))
+    made.start()
+    try:
         yield made
-        return
-    with Live(made.live, console=console, transient=True):
-        yield made
+    finally:
+        made.stop()
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def lm_test_letters(
             raise InputError(f"no test {each!r}; there are {', '.join(TESTS)}{nearest(each, TESTS)}")
         first_pairs(each, pairs)
     chosen = None if heads is None else Heads.parse(heads)
-    _check_batch(batch)
+    check_batch(batch)
     with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
         made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, tell=tell)
     _show(made, as_json)
@@ -91,7 +91,7 @@ def lm_test_antonyms(
     from loopscope.lm.antonym_tests import readout_requests
 
     readout_requests(supervision, sequences)
-    _check_batch(batch)
+    check_batch(batch)
     with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
         made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, tell=tell)
     _show([made], as_json)
@@ -115,13 +115,14 @@ def lm_test_iterations(
     from loopscope.lm.iteration_tests import requests
 
     requests(cases)
-    _check_batch(batch)
+    check_batch(batch)
     with _at_work(folder, step, store, name, None, boundary, device, dtype) as (subject, target, tell):
         made = measure_iterations(subject, target, cases=cases, batch=batch, tell=tell)
     _show([made], as_json)
 
 
-def _check_batch(batch: int) -> None:
+def check_batch(batch: int) -> None:
+    """InputError for a number of questions at a time that cannot be."""
     if batch < 1:
         raise InputError(f"--batch must be at least 1, not {batch} (nearest: 1)")
 
@@ -149,18 +150,22 @@ def _at_work(
 
 
 def _show(made: list[Record], as_json: bool) -> None:
-    """The tables of records."""
+    if as_json:
+        return print_json({"records": [record_json(record) for record in made]})
+    for record in made:
+        print_record(record)
+
+
+def print_record(record: Record) -> None:
+    """The tables of a record."""
     from loopscope.experiments.language import scale_of
     from loopscope.experiments.language_tables import tables
 
-    if as_json:
-        return print_json({"records": [_as_json(record) for record in made]})
-    for record in made:
-        for table in tables(record):
-            if rows := [(row.name, *_numbers(row)) for row in table.rows]:
-                print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
-            if table.note:
-                print(table.note)
+    for table in tables(record):
+        if rows := [(row.name, *_numbers(row)) for row in table.rows]:
+            print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
+        if table.note:
+            print(table.note)
 
 
 def _numbers(row: Row) -> tuple[str, str, str, str]:
@@ -169,7 +174,8 @@ def _numbers(row: Row) -> tuple[str, str, str, str]:
     return f"{100 * each.value:.1f}", f"{100 * each.low:.1f}..{100 * each.high:.1f}", f"{row.n:,}", paper
 
 
-def _as_json(record: Record) -> dict[str, Any]:
+def record_json(record: Record) -> dict[str, Any]:
+    """A record with its tables, for --json."""
     from dataclasses import asdict
 
     from loopscope.experiments.language import scale_of

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loopscope.cli.app import AsJson, print_json, print_table
-from loopscope.cli.display import display
+from loopscope.cli.display import Display, display
 from loopscope.cli.lm import Ending, lm_app, parent_of, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
@@ -23,7 +23,7 @@ from loopscope.errors import InputError
 
 if TYPE_CHECKING:
     from loopscope.lm.general_text import Source
-    from loopscope.lm.tuning.jobs import Finished, Progress, Settings
+    from loopscope.lm.tuning.jobs import Finished, Settings
     from loopscope.lm.tuning.recipes import Recipe
     from loopscope.store import Store
 
@@ -137,19 +137,42 @@ def _job(
     name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str, folder: Path,
     save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
-    """What a job is made from, checked before anything is written, with a progress bar for as long as it runs."""
-    quiet_transformers()
-    from loopscope.lm.general_text import read
-    from loopscope.lm.tuning.jobs import Settings
+    """What a job is made from, checked before anything is written, with a display for as long as it runs."""
     from loopscope.lm.tuning.recipes import recipe
-    from loopscope.training.jobs import pick_device
 
     store = store_to_be(folder)
     shorter = [] if updates is None else [f"updates={updates}"]
     chosen = recipe(name, [*(changes or ()), *shorter])
+    with at_work(text, device, save_every, compiled) as (sources, settings, _):
+        yield chosen, sources, store, settings
+
+
+@contextmanager
+def at_work(
+    text: list[Path] | None, device: str, save_every: float, compiled: bool
+) -> Iterator[tuple[list[Source] | None, Settings, Display]]:
+    """General text, how jobs are run, and the display that shows them."""
+    quiet_transformers()
+    from loopscope.lm.general_text import read
+    from loopscope.lm.tuning.jobs import Progress, Settings
+    from loopscope.training.jobs import pick_device
+
     sources = None if text is None else [read(text)]
-    with _bar() as (watch, tell), asked_to_stop(tell) as stop:
-        yield chosen, sources, store, Settings(pick_device(device), save_every, compiled, watch, tell, stop)
+    chosen = pick_device(device)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    with display() as shown, asked_to_stop(say) as stop:
+
+        def watch(now: Progress) -> None:
+            loss = "-" if now.loss is None else f"{now.loss:.4f}"
+            begun = " ".join(f"{depth}:{share:.0%}" for depth, share in now.begun.items())
+            told = f"loss {loss}  begun right {begun or '-'}  right {now.accuracy:.0%}"
+            told += f"  {now.tokens_per_second:,.0f} tokens/s"
+            shown.show(now.job, now.job, now.update, now.updates, told)
+
+        yield sources, Settings(chosen, save_every, compiled, watch, say, stop), shown
 
 
 @contextmanager
@@ -172,29 +195,24 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def _bar() -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]:
-    """A function to watch a job with, and one that says a line on standard error."""
-    with display() as shown:
-
-        def watch(now: Progress) -> None:
-            loss = "-" if now.loss is None else f"{now.loss:.4f}"
-            begun = " ".join(f"{depth}:{share:.0%}" for depth, share in now.begun.items())
-            told = f"loss {loss}  begun right {begun or '-'}  right {now.accuracy:.0%}"
-            told += f"  {now.tokens_per_second:,.0f} tokens/s"
-            shown.show(now.job, now.job, now.update, now.updates, told)
-
-        yield watch, lambda line: print(line, file=sys.stderr)
-
-
 def _show(recipe: Recipe, done: Finished, as_json: bool) -> None:
     if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
         return
     if as_json:
-        return print_json({
-            "recipe": recipe.to_dict(), "folder": str(done.folder), "key": done.key, "updates": done.updates,
-            "tokens": done.tokens, "seconds": done.seconds, "history": list(done.history),
-        })  # fmt: skip
+        return print_json(tuning_json(recipe, done))
+    print_tuning(recipe, done)
+
+
+def tuning_json(recipe: Recipe, done: Finished) -> dict[str, Any]:
+    """A finished stage, for --json."""
+    return {
+        "recipe": recipe.to_dict(), "folder": str(done.folder), "key": done.key, "updates": done.updates,
+        "tokens": done.tokens, "seconds": done.seconds, "history": list(done.history),
+    }  # fmt: skip
+
+
+def print_tuning(recipe: Recipe, done: Finished) -> None:
+    """A finished stage: the checks on its way."""
     checks = [row for row in done.history if "accuracy" in row]
     cells = list(checks[-1]["accuracy"])
     speed = f"{done.tokens / max(done.seconds, 1e-9):,.0f} tokens/s"

@@ -109,7 +109,7 @@ def reproduce(
 
     asked = chosen(experiments or ())
     cohorts = _cohorts(cohort or (), asked)
-    _refuse_files(out, store, export)
+    refuse_files(out, store, export)
     stored = _stored(results)
     if profile == "quick":
         fresh = _quick(asked, bool(experiments), cohorts, stored, store, zoo, device)
@@ -128,7 +128,7 @@ def reproduce(
     typer.echo(f"The report: {page}")
 
 
-def _refuse_files(*folders: Path | None) -> None:
+def refuse_files(*folders: Path | None) -> None:
     """InputError where a file stands in the place of a folder that is to be written, before anything is measured."""
     for folder in filter(None, folders):
         there = next(each for each in (folder, *folder.parents, Path()) if each.exists())

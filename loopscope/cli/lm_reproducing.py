@@ -1,0 +1,78 @@
+"""A whole protocol on a language model in one command: train, fit, test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loopscope.cli.app import AsJson, print_json
+from loopscope.cli.lm import Ending, lm_app
+from loopscope.cli.lm_tests import check_batch, print_record, record_json
+from loopscope.cli.lm_tuning import Compiled, Folder, Text, at_work, print_tuning, tuning_json
+from loopscope.cli.reproducing import refuse_files
+from loopscope.cli.stores import StoreFolder, store_to_be
+from loopscope.cli.training import Device, SaveEvery
+from loopscope.errors import InputError
+
+if TYPE_CHECKING:
+    from loopscope.experiments.language_protocols import Trained
+    from loopscope.experiments.records import Record
+
+
+@lm_app.command("reproduce")
+def lm_reproduce(
+    protocol: Annotated[str, typer.Argument(help="letters, antonyms or iterations.")],
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="A folder for the trained models, one for each recipe.")],
+    scale: Annotated[str, typer.Option("--recipes", help="The paper's; smol for a small model; small for a new one.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting, such as letter.rate=1e-4 (repeatable).")
+    ] = None,
+    cases: Annotated[int | None, typer.Option(help="Test only the first so many pairs, sequences or requests.")] = None,
+    batch: Annotated[int, typer.Option(help="Questions of a test at a time.")] = 32,
+    name: Annotated[str | None, typer.Option(help="What records call the model; default: its folder's name.")] = None,
+    text: Text = None,
+    boundary: Ending = None,
+    device: Device = "auto",
+    store: StoreFolder = Path("store"),
+    save_every: SaveEvery = 300.0,
+    compiled: Compiled = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model by a protocol, fit its map, test both.  The same command goes on after an interruption."""
+    from loopscope.experiments.language_protocols import Amount, Trained, carry_out, plan
+    from loopscope.lm.passes import boundary_named
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("a test is made by one process; give several `loopscope lm finetune` and `lm fit`")
+    check_batch(batch)
+    asked = plan(protocol, scale, changes or (), Amount(cases, batch))
+    ending = None if boundary is None else boundary_named(boundary)
+    refuse_files(out)
+    target = store_to_be(store)
+    told: dict[str, list[Any]] = {"stages": [], "records": []}
+    with at_work(text, device, save_every, compiled) as (sources, settings, shown):
+        done = carry_out(
+            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, tell=shown.tell
+        )
+        for each in done:
+            if isinstance(each, Trained):
+                told["stages"].append(tuning_json(*each))
+            else:
+                told["records"] += map(record_json, each)
+            if not as_json:
+                with shown.aside():
+                    _print(each)
+    if as_json:
+        print_json(told)
+
+
+def _print(outcome: Trained | list[Record]) -> None:
+    if isinstance(outcome, list):
+        for record in outcome:
+            print_record(record)
+    else:
+        print_tuning(*outcome)

@@ -1,0 +1,154 @@
+"""`loopscope lm reproduce`: a protocol in one command is its stages one by one, done once; mistakes cost nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopscope.experiments import language_protocols
+from loopscope.experiments.language_protocols import Plan, plan
+from loopscope.experiments.records import RECORD
+from loopscope.lm.tuning.recipes import Recipe
+from loopscope.store import Store
+from tests.test_cli import loopscope
+from tests.test_zoo import everything_under
+from tests.tuning_tiny import sources, tuning_folder
+
+SHORT = ("updates=2", "examples=5", "micro=5", "checked=1", "rate=0.01")
+Command = Callable[..., tuple[int, str, str]]
+
+
+def recipes(asked: Plan) -> list[Recipe]:
+    """All recipes of a plan, in order."""
+    first = [] if asked.adapt is None else [asked.adapt]
+    return [*first, *(each for backbone, step, _ in asked.arms for each in (backbone, step))]
+
+
+def changes(recipe: Recipe) -> list[str]:
+    """What makes a recipe short."""
+    grown = ["grow_every=1"] if recipe.grow_every else []
+    return [*SHORT, *grown, *(["rank=4"] if recipe.rank else [])]
+
+
+def shortened(protocol: str, scale: str) -> list[str]:
+    """Options that make a protocol short."""
+    named = {each.name: each for each in recipes(plan(protocol, scale))}
+    return [part for name, each in named.items() for change in changes(each) for part in ("--set", f"{name}.{change}")]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    tuning_folder(tmp_path / "plain")
+    for number, document in enumerate(sources()[0].documents):
+        (tmp_path / f"{number}.txt").write_text(document, encoding="utf-8")
+    return lambda *arguments: loopscope(capsys, "lm", *arguments)
+
+
+TEXT = [part for number in range(3) for part in ("--text", f"{number}.txt")]
+ONE = ("reproduce", "iterations", "plain", "--recipes", "smol", "--out", "made", "--cases", "1", *TEXT)
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def found(store: str) -> set[str]:
+    return {each.key for each in Store(store).all(RECORD)}
+
+
+def test_a_protocol_is_its_stages_one_by_one(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command(*ONE, *shortened("iterations", "smol"), "--json")
+    assert code == 0
+    told: dict[str, Any] = json.loads(out)
+    names = ["smol-iterations-adapt", "smol-iterations", "smol-iterations-map"]
+    assert [stage["recipe"]["name"] for stage in told["stages"]] == names
+    assert [record["model"] for record in told["records"]] == ["plain"]
+
+    short = {each.name: [f"--set={change}" for change in changes(each)] for each in recipes(plan("iterations", "smol"))}
+    into = ("--store", "other")
+    assert command("finetune", "plain", names[0], "--out", "a", *short[names[0]], *TEXT, *into)[0] == 0
+    assert command("finetune", "a", names[1], "--out", "b", *short[names[1]], *TEXT, *into)[0] == 0
+    assert command("fit", "b", names[2], "--out", "m", *short[names[2]], *TEXT, *into)[0] == 0
+    tested = ("test", "iterations", "b", "--map", "m", "--name", "plain", "--cases", "1")
+    assert command(*tested, *into)[0] == 0
+    for stage, folder in zip(names[:2], "ab", strict=True):
+        assert weights(tmp_path / "made" / stage) == weights(tmp_path / folder)
+    assert found("store") == found("other") != set()
+
+
+def test_what_is_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = shortened("iterations", "smol")
+    with monkeypatch.context() as patched:  # the machine goes down before the test is made
+        patched.setattr(language_protocols, "load_language", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            command(*ONE, *short)
+    before = everything_under(Path("made"))
+    code, out, _ = command(*ONE, *short)
+    assert code == 0
+    assert "smol-iterations-map" in out
+    assert everything_under(Path("made")) == before
+    (key,) = found("store")
+    again = command(*ONE, *short)
+    assert again[0] == 0
+    assert out.endswith(again[1])  # after what the first attempt had printed
+    assert found("store") == {key}
+
+
+def test_an_interrupt_ends_a_test_too(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter([False] * 6 + [True] * 99)  # after the windows of three short stages
+    settings = language_protocols.Settings
+
+    def stopped(*given: Any) -> Any:
+        return settings(*given[:5], lambda: next(asked))
+
+    monkeypatch.setattr("loopscope.lm.tuning.jobs.Settings", stopped)
+    code, _, err = command(*ONE, *shortened("iterations", "smol"))
+    assert (code, err.splitlines()[-1]) == (130, "loopscope: interrupted")
+    assert found("store") == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["walks", "plain"], "no protocol 'walks'; there are letters, antonyms, iterations (nearest: letters)"),
+        (["letters", "plain", "--recipes", "smal"], "no recipes 'smal'; there are paper, smol, small (nearest: small)"),
+        (
+            ["letters", "plain", "--set", "rate=1"],
+            "a change is written RECIPE.name=value, with one of smol-letter-adapt, smol-letter, smol-letter-map; "
+            "not 'rate=1'",
+        ),
+        (["letters", "plain", "--set", "smol-letter.speed=1"], "a recipe has no setting 'speed'; it has "),
+        (["letters", "plain", "--cases", "257"], "257"),
+        (["antonyms", "plain", "--cases", "0"], "0"),
+        (["iterations", "plain", "--cases", "33"], "33"),
+        (["letters", "plain", "--batch", "0"], "--batch must be at least 1, not 0 (nearest: 1)"),
+        (["letters", "plain", "--boundary", "wall"], "wall"),
+        (["letters", "plain", "--out", "0.txt/made"], "0.txt is no folder"),
+        (["letters", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_leaves_nothing(
+    command: Command, tmp_path: Path, given: list[str], said: str
+) -> None:
+    before = everything_under(tmp_path)
+    code, out, err = command("reproduce", "--recipes", "smol", "--out", "made", *given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert everything_under(tmp_path) == before
+
+
+def test_several_processes_are_sent_to_the_single_stages(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = command(*ONE)
+    assert (code, err) == (
+        2,
+        "loopscope: a test is made by one process; give several `loopscope lm finetune` and `lm fit`\n",
+    )
