@@ -236,7 +236,9 @@ def by_range(seen: Outcomes, paper: bool = False) -> Table:
     for name in _measured(seen):
         rows += [share(seen, name, condition, paper=paper) for condition in seen.conditions]
         rows.append(share(seen, name, FINAL, minus=NATIVE))
-    note = f"Lengths count alike; mean of {len(seen.steered)} fits; queries resampled.  {seen.size}."
+    fits = len(seen.steered)
+    mean = "one fit" if fits == 1 else f"mean of {fits} fits"
+    note = f"Lengths count alike; {mean}; queries resampled.  {seen.size}."
     return Table("Right answers by range of lengths", rows, note)
 
 
