@@ -27,7 +27,9 @@ def lm_reproduce(
     protocol: Annotated[str, typer.Argument(help="letters, antonyms or iterations.")],
     folder: Folder,
     out: Annotated[Path, typer.Option(help="A folder for the trained models, one for each recipe.")],
-    scale: Annotated[str, typer.Option("--recipes", help="The paper's; smol for a small model; small for a new one.")],
+    scale: Annotated[
+        str, typer.Option("--recipes", help="paper; smol: for a small model; small: for one with random weights.")
+    ],
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, such as letter.rate=1e-4 (repeatable).")
     ] = None,
