@@ -79,6 +79,10 @@ def test_a_protocol_is_its_stages_one_by_one(command: Command, tmp_path: Path) -
     assert command("fit", "b", names[2], "--out", "m", *short[names[2]], *TEXT, *into)[0] == 0
     tested = ("test", "iterations", "b", "--map", "m", "--name", "plain", "--cases", "1")
     assert command(*tested, *into)[0] == 0
+    # A map belongs to its backbone: by mistake it is not tested with another.
+    code, out, err = command(*tested[:2], "a", *tested[3:], *into)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "m was fitted to weights of SHA-256 " in err
     for stage, folder in zip(names[:2], "ab", strict=True):
         assert weights(tmp_path / "made" / stage) == weights(tmp_path / folder)
     assert found("store") == found("other") != set()

@@ -13,7 +13,7 @@ import torch
 from loopscope.experiments.language import load_language, map_key, measure_iterations, measure_letters
 from loopscope.experiments.records import RECORD, config_of, records
 from loopscope.lm import iteration_tests
-from loopscope.lm.folders import load
+from loopscope.lm.folders import load, weights_sha256
 from loopscope.lm.heads import Heads
 from loopscope.lm.text import load_tokenizer
 from loopscope.maps import load_map
@@ -169,3 +169,27 @@ def test_a_damaged_map_is_damage(command: Command, tmp_path: Path, models: Path)
     code, _, err = command("iterations", step="broken")
     assert (code, err.count("\n")) == (3, 1)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("note", "code", "said"),
+    [
+        ({"weights": "0" * 64}, 2, "was fitted to weights of SHA-256 000000000000..., but those of"),
+        ({"weights": 1}, 3, "expected the weights that a map was fitted to, found something else"),
+        ({}, 3, "fitted.json"),
+    ],
+)
+def test_a_map_that_says_what_it_was_fitted_to_is_believed(
+    command: Command, models: Path, tmp_path: Path, note: dict[str, Any], code: int, said: str
+) -> None:
+    worded_map(tmp_path / "fitted")
+    (tmp_path / "fitted" / "fitted.json").write_text(json.dumps(note), encoding="utf-8")
+    before = everything_under(tmp_path)
+    found, out, err = command("iterations", step=str(tmp_path / "fitted"))
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert said in err
+    assert everything_under(tmp_path) == before
+    (tmp_path / "fitted" / "fitted.json").write_text(
+        json.dumps({"weights": weights_sha256(models / "worded")}), encoding="utf-8"
+    )
+    assert load_language(models / "worded", tmp_path / "fitted").name == "worded"

@@ -119,8 +119,7 @@ def lm_fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
-    from loopscope.lm.tuning.jobs import fit
-    from loopscope.maps import load_map, save_map
+    from loopscope.lm.tuning.jobs import fit, save_fitted
 
     if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
         raise InputError(f"--out {out} must be a new folder inside one that exists")
@@ -128,7 +127,7 @@ def lm_fit(
     with asked as (chosen, sources, target, settings):
         done = fit(folder, chosen, target, settings, sources=sources)
     if out is not None and done.key is not None:
-        save_map(load_map(done.folder), out)
+        save_fitted(done, out)
     _show(chosen, done, as_json)
 
 

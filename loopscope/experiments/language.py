@@ -27,7 +27,7 @@ from loopscope.lm.heads import Heads, Selection, select
 from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_tests import Chosen
 from loopscope.lm.passes import Boundary, LanguageModel, precision_name
-from loopscope.lm.steering import InFull, load_step
+from loopscope.lm.steering import InFull, check_fitted, load_step
 from loopscope.maps import AffineMap, map_files
 from loopscope.store import Store
 
@@ -140,8 +140,8 @@ def load_language(
 ) -> LanguageSubject:
     """A model folder and a saved map as a subject, called `name` or as its folder is; the model computes in `dtype`.
 
-    InputError where either is none, the map has another width, or there is no tokenizer with a chat template;
-    DamagedError for files that cannot be read.
+    InputError where either is none, the map has another width or was fitted to other weights, or there is no tokenizer
+    with a chat template; DamagedError for files that cannot be read.
     """
     from loopscope.lm.folders import load as load_model
     from loopscope.lm.folders import read_config, weights_sha256
@@ -152,10 +152,11 @@ def load_language(
     if tokenizer.template is None:
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
     fitted = load_step(step, folder, config.get("hidden_size"))
-    step_key = map_key(fitted)
+    step_key, weights = map_key(fitted), weights_sha256(folder)
+    check_fitted(step, folder, weights)
     model = load_model(folder, loops=loops, boundary=boundary, device=device, dtype=dtype)
     return LanguageSubject(
-        name or folder.resolve().name, weights_sha256(folder), str(config["model_type"]), model, tokenizer,
+        name or folder.resolve().name, weights, str(config["model_type"]), model, tokenizer,
         fitted.float().to(device), step_key,
     )  # fmt: skip
 

@@ -12,7 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from loopscope.errors import InputError
+from loopscope.files import damaged
+from loopscope.lm.folders import read_json
 from loopscope.maps import AffineMap, load_map
+
+FITTED = "fitted.json"
+"""Beside a fitted map: the SHA-256 of the weights it was fitted to, and how."""
 
 
 class InFull(nn.Module):
@@ -41,3 +46,16 @@ def load_step(step: Path, folder: Path, width: object) -> AffineMap:
     if found.width != width:
         raise InputError(f"{step} is a map of width {found.width}, but the states of {folder} have width {width}")
     return found.requires_grad_(False)
+
+
+def check_fitted(step: Path, folder: Path, weights: str) -> None:
+    """InputError where a saved map says that it was fitted to other weights than a folder's; one may say nothing."""
+    if not (step / FITTED).is_file():
+        return
+    match read_json(step / FITTED):
+        case {"weights": str(found)}:
+            if found != weights:
+                told, there = (f"{each[:12]}..." for each in (found, weights))
+                raise InputError(f"{step} was fitted to weights of SHA-256 {told}, but those of {folder} have {there}")
+        case _:
+            raise damaged(step / FITTED, "the weights that a map was fitted to", "something else")

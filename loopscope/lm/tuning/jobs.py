@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.files import read
+from loopscope.files import new_folder, read, write_synced
 from loopscope.lm.folders import (
     CONFIG,
     LOOPED,
@@ -39,6 +39,7 @@ from loopscope.lm.folders import (
 from loopscope.lm.general_text import Pool, Source, built_in, pool
 from loopscope.lm.ouro import Ouro
 from loopscope.lm.passes import Boundary
+from loopscope.lm.steering import FITTED
 from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.checks import Checks
@@ -48,7 +49,7 @@ from loopscope.lm.tuning.processes import Processes, join
 from loopscope.lm.tuning.recipes import Recipe
 from loopscope.lm.tuning.trainer import Tuner, answers_since
 from loopscope.manifest import digest
-from loopscope.maps import AffineMap, make_map, map_files
+from loopscope.maps import AffineMap, load_map, make_map, map_files
 from loopscope.store import Artefact, Store
 from loopscope.training.checkpoints import Checkpoints, alone
 
@@ -188,10 +189,19 @@ def fit(
         with store.write(KIND, job.config, job.inputs, device=job.processes.device) as draft:
             for name, data in map_files(step).items():
                 draft.bytes(name, data)
+            draft.json(FITTED, {**job.config, **job.inputs})
             draft.json(RESULT, _result(tuner))
         return _fitted(draft.artefact)
 
     return _run(job, store, settings, write)
+
+
+def save_fitted(done: Finished, out: Path) -> None:
+    """Save a copy of a fitted map in a new folder, with what it was fitted to; it appears whole or not at all."""
+    files = map_files(load_map(done.folder)) | {FITTED: read(done.folder / FITTED)}
+    with new_folder(out) as draft:
+        for name, data in files.items():
+            write_synced(draft / name, data)
 
 
 def _prepared(
