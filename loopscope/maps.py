@@ -17,7 +17,9 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -168,10 +170,13 @@ def make_map(family: str, **settings: Any) -> AffineMap:
     return FAMILIES[family](**settings)
 
 
-def save_map(step: AffineMap, folder: str | Path) -> None:
-    """Write a map as a new folder, complete or not at all.  Refuses a map with NaN, and a folder that exists."""
+def save_map(step: AffineMap, folder: str | Path, beside: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    """Write a map, and files `beside` it, as a new folder, complete or not at all.
+
+    Refuses a map with NaN, and a folder that exists.
+    """
     folder = Path(folder)
-    files = map_files(step)
+    files = {**map_files(step), **beside}
     if folder.exists():
         raise InputError(f"{folder} exists already; a saved map is never overwritten")
     if not folder.parent.is_dir():

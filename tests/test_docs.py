@@ -18,7 +18,7 @@ from tests.model_folders import put_tokenizer
 from tests.stack_tiny import CONFIGS
 from tests.test_cli import loopscope
 from tests.test_language_protocols import shortened
-from tests.tuning_tiny import sources, tuning_folder
+from tests.tuning_tiny import text_files, tuning_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,9 +61,7 @@ def test_the_papers_protocols_run_as_written(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     tuning_folder(tmp_path / "Ouro-2.6B", "ouro")
     tuning_folder(tmp_path / "Qwen3-8B", "qwen3")
-    for number, document in enumerate(sources()[0].documents):
-        (tmp_path / f"{number}.txt").write_text(document, encoding="utf-8")
-    text = [part for number in range(3) for part in ("--text", f"{number}.txt")]
+    text = text_files(tmp_path)
     *steps, last = lines[1].splitlines()
     assert last == "loopscope claims --store store"  # which goes through all that there is; judged in other tests
     for line in steps:

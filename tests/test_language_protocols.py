@@ -17,7 +17,7 @@ from loopscope.lm.tuning.recipes import Recipe
 from loopscope.store import Store
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
-from tests.tuning_tiny import sources, tuning_folder
+from tests.tuning_tiny import text_files, tuning_folder
 
 SHORT = ("updates=2", "examples=5", "micro=5", "checked=1", "rate=0.01")
 Command = Callable[..., tuple[int, str, str]]
@@ -47,8 +47,7 @@ def command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     tuning_folder(tmp_path / "plain")
-    for number, document in enumerate(sources()[0].documents):
-        (tmp_path / f"{number}.txt").write_text(document, encoding="utf-8")
+    assert text_files(tmp_path) == TEXT
     return lambda *arguments: loopscope(capsys, "lm", *arguments)
 
 

@@ -28,7 +28,7 @@ from loopscope.lm.tuning.recipes import Recipe
 from loopscope.maps import load_map
 from loopscope.store import Store
 from tests.test_cli import loopscope
-from tests.tuning_tiny import small, sources, tuning_folder
+from tests.tuning_tiny import small, sources, text_files, tuning_folder
 from tests.tuning_together import StoppedError, together
 
 CPU = torch.device("cpu")
@@ -275,9 +275,7 @@ def test_from_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tuning_folder(tmp_path / "llama")
-    for number, document in enumerate(sources()[0].documents):
-        (tmp_path / f"{number}.txt").write_text(document, encoding="utf-8")
-    text = [part for number in range(3) for part in ("--text", f"{number}.txt")]
+    text = text_files(tmp_path)
     few = ["--updates", "2", "--set", "examples=5", "--set", "checked=1", "--device", "cpu", *text]
     asked = ["lm", "finetune", "llama", "smol-letter-adapt", "--out", "tuned", "--set", "grow_every=1", *few]
     code, out, err = loopscope(capsys, *asked)

@@ -81,6 +81,14 @@ def sources() -> tuple[Source, ...]:
     return (Source("counting", tuple(learned + watched)),)
 
 
+def text_files(folder: Path) -> list[str]:
+    """General text as files in the folder that commands run in, and the options that name them."""
+    documents = sources()[0].documents
+    for number, document in enumerate(documents):
+        (folder / f"{number}.txt").write_text(document, encoding="utf-8")
+    return [part for number in range(len(documents)) for part in ("--text", f"{number}.txt")]
+
+
 def small(name: str, *changes: str) -> Recipe:
     """A recipe with very few and small updates."""
     fewer = ["updates=3", "examples=5", "micro=5", "check_every=2", "checked=1", "deepest=2", "warmup=1", "horizon=0"]

@@ -5,19 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import TaskID
 
 LINE_EVERY = 30.0
 """Seconds between two lines where nothing can be wiped away again; a command that takes less says nothing."""
@@ -27,13 +21,15 @@ class Display:
     """Bars for jobs, and one line for what is being done beside them."""
 
     def __init__(self, console: Console) -> None:
+        from rich import progress as rich
+
         self._console = console
-        doing, told = (TextColumn(f"{{task.{each}}}", markup=False) for each in ("description", "fields[told]"))
-        self._bars = Progress(
-            doing, BarColumn(), MofNCompleteColumn(), told, TimeElapsedColumn(), TextColumn("left"),
-            TimeRemainingColumn(), speed_estimate_period=120,
+        doing, told = (rich.TextColumn(f"{{task.{each}}}", markup=False) for each in ("description", "fields[told]"))
+        self._bars = rich.Progress(
+            doing, rich.BarColumn(), rich.MofNCompleteColumn(), told, rich.TimeElapsedColumn(), rich.TextColumn("left"),
+            rich.TimeRemainingColumn(), speed_estimate_period=120,
         )  # fmt: skip
-        self._doing = Progress(SpinnerColumn(), doing, TimeElapsedColumn())
+        self._doing = rich.Progress(rich.SpinnerColumn(), doing, rich.TimeElapsedColumn())
         self._jobs: dict[str, TaskID] = {}
         self._task: TaskID | None = None
         self._due = time.monotonic() + LINE_EVERY
@@ -67,6 +63,8 @@ class Display:
     def start(self) -> None:
         """Appear, on a terminal."""
         if self._console.is_terminal:
+            from rich.live import Live
+
             # A new one: one that was stopped would wipe away what was printed since.  Standard output may go elsewhere
             # than to the terminal, so it is left alone.
             shown = Group(self._bars, self._doing)

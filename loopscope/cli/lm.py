@@ -15,6 +15,7 @@ from loopscope.cli.display import spinner
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from loopscope.lm.passes import Boundary
     from loopscope.lm.readouts import Readouts
     from loopscope.lm.text import Tokenizer
 
@@ -71,7 +72,7 @@ def lm_readouts(
     quiet_transformers()
     from loopscope.lm.decoding import pad_left
     from loopscope.lm.folders import load, read_config
-    from loopscope.lm.passes import boundary_named, precision_named
+    from loopscope.lm.passes import precision_named
     from loopscope.lm.readouts import readouts, write_readouts
     from loopscope.training.jobs import pick_device
 
@@ -79,7 +80,7 @@ def lm_readouts(
         raise InputError("give either --text or --ids")
     if chat and text is None:
         raise InputError("--chat puts a text into the chat template; give --text")
-    kind = None if boundary is None else boundary_named(boundary)
+    kind = ending_named(boundary)
     precision = precision_named(dtype)
     if top < 1:
         raise InputError(f"--top must be at least 1, not {top} (nearest: 1)")
@@ -113,6 +114,13 @@ def lm_readouts(
     if as_json:
         return print_json(report)
     _print(report)
+
+
+def ending_named(boundary: str | None) -> Boundary | None:
+    """What --boundary names; InputError where there is nothing of that name."""
+    from loopscope.lm.passes import boundary_named
+
+    return None if boundary is None else boundary_named(boundary)
 
 
 def parent_of(out: Path) -> Path:

@@ -15,7 +15,17 @@ from rich.text import Text
 
 from loopscope.cli.app import AsJson, print_json
 from loopscope.cli.display import spinner
-from loopscope.cli.lm import Chat, Ending, Precision, check_out, encoded, lm_app, named, quiet_transformers
+from loopscope.cli.lm import (
+    Chat,
+    Ending,
+    Precision,
+    check_out,
+    encoded,
+    ending_named,
+    lm_app,
+    named,
+    quiet_transformers,
+)
 from loopscope.cli.training import Device
 from loopscope.errors import InputError
 
@@ -224,12 +234,12 @@ class _Job:
 def _job(folder: Path, boundary: str | None, dtype: str, device: str, maps: list[str] | None, out: Path | None) -> _Job:
     quiet_transformers()
     from loopscope.lm.folders import outline
-    from loopscope.lm.passes import boundary_named, precision_named
+    from loopscope.lm.passes import precision_named
     from loopscope.lm.steering import InFull, load_step
     from loopscope.lm.text import load_tokenizer
     from loopscope.training.jobs import pick_device
 
-    ending = None if boundary is None else boundary_named(boundary)
+    ending = ending_named(boundary)
     precision_named(dtype)
     where = pick_device(device)
     shape = outline(folder, boundary=ending)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loopscope.cli.app import AsJson, print_json
-from loopscope.cli.lm import Ending, lm_app
+from loopscope.cli.lm import Ending, ending_named, lm_app
 from loopscope.cli.lm_tests import check_batch, print_record, record_json
 from loopscope.cli.lm_tuning import Compiled, Folder, Text, at_work, print_tuning, tuning_json
 from loopscope.cli.reproducing import refuse_files
@@ -18,7 +17,6 @@ from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
-    from loopscope.experiments.language_protocols import Trained
     from loopscope.experiments.records import Record
 
 
@@ -46,35 +44,26 @@ def lm_reproduce(
 ) -> None:
     """Train a model by a protocol, fit its map, test both.  The same command goes on after an interruption."""
     from loopscope.experiments.language_protocols import Amount, Trained, carry_out, plan
-    from loopscope.lm.passes import boundary_named
+    from loopscope.lm.tuning.processes import several
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if several():
         raise InputError("a test is made by one process; give several `loopscope lm finetune` and `lm fit`")
     check_batch(batch)
     asked = plan(protocol, scale, changes or (), Amount(cases, batch))
-    ending = None if boundary is None else boundary_named(boundary)
+    ending = ending_named(boundary)
     refuse_files(out)
     target = store_to_be(store)
-    told: dict[str, list[Any]] = {"stages": [], "records": []}
+    outcomes: list[Trained | Record] = []
     with at_work(text, device, save_every, compiled) as (sources, settings, shown):
-        done = carry_out(
+        for each in carry_out(
             asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, tell=shown.tell
-        )
-        for each in done:
-            if isinstance(each, Trained):
-                told["stages"].append(tuning_json(*each))
-            else:
-                told["records"] += map(record_json, each)
+        ):
+            outcomes.append(each)
             if not as_json:
                 with shown.aside():
-                    _print(each)
+                    print_tuning(*each) if isinstance(each, Trained) else print_record(each)
     if as_json:
-        print_json(told)
-
-
-def _print(outcome: Trained | list[Record]) -> None:
-    if isinstance(outcome, list):
-        for record in outcome:
-            print_record(record)
-    else:
-        print_tuning(*outcome)
+        print_json({
+            "stages": [tuning_json(*each) for each in outcomes if isinstance(each, Trained)],
+            "records": [record_json(each) for each in outcomes if not isinstance(each, Trained)],
+        })  # fmt: skip

@@ -11,7 +11,7 @@ import typer
 
 from loopscope.cli.app import AsJson, print_json, print_table
 from loopscope.cli.display import spinner
-from loopscope.cli.lm import Ending, Precision, lm_app, quiet_transformers
+from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device
 from loopscope.errors import InputError, nearest
@@ -135,10 +135,10 @@ def _at_work(
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
     from loopscope.experiments.language import load_language
-    from loopscope.lm.passes import boundary_named, precision_named
+    from loopscope.lm.passes import precision_named
     from loopscope.training.jobs import pick_device
 
-    ending = None if boundary is None else boundary_named(boundary)
+    ending = ending_named(boundary)
     precision = precision_named(dtype)
     target = store_to_be(store)
     with spinner() as tell:

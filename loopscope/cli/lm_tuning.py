@@ -16,7 +16,7 @@ import typer
 
 from loopscope.cli.app import AsJson, print_json, print_table
 from loopscope.cli.display import Display, display
-from loopscope.cli.lm import Ending, lm_app, parent_of, quiet_transformers
+from loopscope.cli.lm import Ending, ending_named, lm_app, parent_of, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
@@ -93,10 +93,9 @@ def lm_finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
-    from loopscope.lm.passes import boundary_named
     from loopscope.lm.tuning.jobs import finetune
 
-    kind = None if boundary is None else boundary_named(boundary)
+    kind = ending_named(boundary)
     parent_of(out)
     asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):

@@ -275,7 +275,7 @@ def measure_antonyms(
     store: Store,
     supervision: str,
     *,
-    sequences: int = 64,
+    sequences: int = antonym_tests.SEQUENCES,
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> Record:
@@ -296,7 +296,12 @@ def measure_antonyms(
 
 
 def measure_iterations(
-    subject: LanguageSubject, store: Store, *, cases: int = 32, batch: int = 32, tell: Tell = lambda _: None
+    subject: LanguageSubject,
+    store: Store,
+    *,
+    cases: int = iteration_tests.CASES,
+    batch: int = 32,
+    tell: Tell = lambda _: None,
 ) -> Record:
     """The four branches from a common h4 on the test bank; the record notes whether h4 was the same, bit by bit."""
     first = [request.prompt for request in iteration_tests.requests(cases)[: min(batch, 8)]]
@@ -352,9 +357,11 @@ def how_much(record: Record) -> str:
         case {"set": str(name), "pairs": int(count)}:
             return f"{count} of {SETS[name].size} pairs" if count < SETS[name].size else f"{count} pairs"
         case {"sequences": int(count)}:
-            return f"{count} of 64 sequences" if count < 64 else "64 sequences"
+            every = antonym_tests.SEQUENCES
+            return f"{count} of {every} sequences" if count < every else f"{count} sequences"
         case {"cases": int(count)}:
-            return f"{count} of 32 cases for each task and k" if count < 32 else "1,280 requests"
+            every = iteration_tests.CASES
+            return f"{count} of {every} cases for each task and k" if count < every else "1,280 requests"
     return "discovery pairs"
 
 

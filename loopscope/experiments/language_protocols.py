@@ -30,9 +30,6 @@ from loopscope.lm.tuning.jobs import Finished, Settings, finetune, fit
 from loopscope.lm.tuning.recipes import Recipe, recipe
 from loopscope.store import Store
 
-SEQUENCES, CASES = 64, 32
-"""What the tests of antonyms and of iterations ask at most: sequences, and requests for each task and k."""
-
 
 class Amount(NamedTuple):
     """How much a test asks: the first `cases` of its pairs, sequences or requests (None: all), `batch` at a time."""
@@ -74,14 +71,14 @@ def _letters(subject: LanguageSubject, store: Store, amount: Amount, tell: Tell)
 
 def _antonyms(supervision: str) -> Measure:
     def measure(subject: LanguageSubject, store: Store, amount: Amount, tell: Tell) -> list[Record]:
-        sequences = _given(amount.cases, SEQUENCES)
+        sequences = _given(amount.cases, antonym_tests.SEQUENCES)
         return [measure_antonyms(subject, store, supervision, sequences=sequences, batch=amount.batch, tell=tell)]
 
     return measure
 
 
 def _iterations(subject: LanguageSubject, store: Store, amount: Amount, tell: Tell) -> list[Record]:
-    cases = _given(amount.cases, CASES)
+    cases = _given(amount.cases, iteration_tests.CASES)
     return [measure_iterations(subject, store, cases=cases, batch=amount.batch, tell=tell)]
 
 
@@ -97,12 +94,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
             (Arm("letter", "letter-map", _letters),),
         ),
         Protocol(
-            "antonyms", "antonym", lambda cases: antonym_tests.readout_requests("final-only", _given(cases, SEQUENCES)),
+            "antonyms", "antonym",
+            lambda cases: antonym_tests.readout_requests("final-only", _given(cases, antonym_tests.SEQUENCES)),
             (Arm("antonym-final", "antonym-map", _antonyms("final-only")),
              Arm("antonym-stepwise", "antonym-map", _antonyms("stepwise"))),
         ),
         Protocol(
-            "iterations", "iterations", lambda cases: iteration_tests.requests(_given(cases, CASES)),
+            "iterations", "iterations", lambda cases: iteration_tests.requests(_given(cases, iteration_tests.CASES)),
             (Arm("iterations", "iterations-map", _iterations),),
         ),
     )
@@ -158,7 +156,7 @@ def carry_out(
     asked: Plan, folder: Path, out: Path, store: Store, settings: Settings, *,
     name: str | None = None, boundary: Boundary | None = None, sources: Sequence[Source] | None = None,
     tell: Tell = lambda _: None,
-) -> Iterator[Trained | list[Record]]:  # fmt: skip
+) -> Iterator[Trained | Record]:  # fmt: skip
     """Train the model in `folder`, fit its maps, test them; every stage's outcome as it is there.
 
     Model folders go into `out`, called by their recipes; maps, checkpoints and records into the store.  Records call
@@ -186,7 +184,7 @@ def carry_out(
         yield Trained(step, fitted)
         _release()
         subject = load_language(trained, fitted.folder, name=called, device=settings.device)
-        yield measure(subject, store, asked.amount, say)
+        yield from measure(subject, store, asked.amount, say)
         del subject
         _release()
 

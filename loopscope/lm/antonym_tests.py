@@ -72,8 +72,12 @@ def check_form(form: str) -> None:
         raise InputError(f"no backbone is supervised {form!r}; there are {', '.join(FORMS)}{nearest(form, FORMS)}")
 
 
+SEQUENCES = 64
+"""Sequences of the panel."""
+
+
 def _panel(sequences: int) -> tuple[Words, ...]:
-    """The first of the 64; InputError for more, or none."""
+    """The first of the panel; InputError for more, or none."""
     every = panel()
     if not 1 <= sequences <= len(every):
         near = min(max(sequences, 1), len(every))
@@ -87,7 +91,7 @@ def measure_depths(
     tokenizer: Speaks,
     step: TokenMap,
     *,
-    sequences: int = 64,
+    sequences: int = SEQUENCES,
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
@@ -110,7 +114,7 @@ def measure_readouts(
     tokenizer: Speaks,
     form: str,
     *,
-    sequences: int = 64,
+    sequences: int = SEQUENCES,
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:

@@ -204,7 +204,7 @@ class Trainer:
 
     def _updates(self, stage: Stage, first: int, end: int) -> list[float]:
         """Carry out these updates, again where a gradient overflowed; the factor on each member's loss."""
-        before = {name: tensor.clone() for name, tensor in self.state.items()} if len(self.scales) > 1 else {}
+        before, alive = self._copies() if len(self.scales) > 1 else [], self.state["alive"].clone()
         self.scale.fill_(self.scales[0])
         for smaller in (*self.scales[1:], None):
             self.loss_sum.zero_()
@@ -213,11 +213,10 @@ class Trainer:
                     self._advance(stage, self.objective.shape(self.stage, update))
             if smaller is None:
                 break
-            overflowed = before["alive"] & ~self.state["alive"] & torch.isfinite(self.state["failed_loss"])
+            overflowed = alive & ~self.state["alive"] & torch.isfinite(self.state["failed_loss"])
             if not overflowed.any():
                 break
-            for name, tensor in self.state.items():
-                tensor.copy_(before[name])
+            self._put_back(before)
             self.scale.masked_fill_(overflowed, smaller)
         return self.scale.tolist()
 
@@ -291,8 +290,18 @@ class Trainer:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        tensors = [*self.state.values(), self.loss_sum, self.norm]
-        before = [tensor.clone() for tensor in tensors]
+        before = self._copies()
         yield
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
+        self._put_back(before)
+
+    @property
+    def _changing(self) -> list[Tensor]:
+        """What an update changes."""
+        return [*self.state.values(), self.loss_sum, self.norm]
+
+    def _copies(self) -> list[Tensor]:
+        return [tensor.clone() for tensor in self._changing]
+
+    def _put_back(self, copies: list[Tensor]) -> None:
+        for tensor, copy in zip(self._changing, copies, strict=True):
+            tensor.copy_(copy)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.files import new_folder, read, write_synced
+from loopscope.files import read
 from loopscope.lm.folders import (
     CONFIG,
     LOOPED,
@@ -49,7 +49,7 @@ from loopscope.lm.tuning.processes import Processes, join
 from loopscope.lm.tuning.recipes import Recipe
 from loopscope.lm.tuning.trainer import Tuner, answers_since
 from loopscope.manifest import digest
-from loopscope.maps import AffineMap, load_map, make_map, map_files
+from loopscope.maps import AffineMap, load_map, make_map, map_files, save_map
 from loopscope.store import Artefact, Store
 from loopscope.training.checkpoints import Checkpoints, alone
 
@@ -198,10 +198,7 @@ def fit(
 
 def save_fitted(done: Finished, out: Path) -> None:
     """Save a copy of a fitted map in a new folder, with what it was fitted to; it appears whole or not at all."""
-    files = map_files(load_map(done.folder)) | {FITTED: read(done.folder / FITTED)}
-    with new_folder(out) as draft:
-        for name, data in files.items():
-            write_synced(draft / name, data)
+    save_map(load_map(done.folder), out, {FITTED: read(done.folder / FITTED)})
 
 
 def _prepared(

@@ -94,9 +94,14 @@ class Processes:
             dist.barrier()
 
 
+def several() -> bool:
+    """Whether `accelerate launch` or `torchrun` started more processes than this one."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def join(device: torch.device) -> Processes:
     """Alone, or one of those that `accelerate launch` or `torchrun` started; then each has a GPU of its own."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if not several():
         return Processes(0, 1, device)
     state = extra("accelerate", "training in several processes").PartialState(cpu=device.type == "cpu")
     return Processes(state.process_index, state.num_processes, state.device)
