@@ -75,15 +75,29 @@ def phase_robust(lengths: ArrayLike, bands: ArrayLike) -> Phase:
     in `project_bands`; rows without variation have no phase and are left out.  Assumes that the true offset stays
     within half a period of a line; drift is known only modulo one period per step between lengths.
     """
-    n, phasors = _rows(lengths, bands)
-    seen = phasors != 0
-    if seen.sum() < 2:
-        raise InputError(f"a phase needs at least two lengths whose accuracy varies over loops: found {seen.sum()}")
-    n, phasors = n[seen], phasors[seen]
+    n, phasors = _seen(lengths, bands)
     fitted = _coherent_line(n, phasors)
     principal = np.angle(phasors) * (PERIOD / (2 * np.pi))
     offsets = principal + PERIOD * np.round((fitted - principal) / PERIOD)
     return Phase(n, offsets, np.abs(phasors), fit_line(n, offsets))
+
+
+def coherence(lengths: ArrayLike, bands: ArrayLike) -> float:
+    """How nearly the phases lie on one line: the length of the sum of the phasors, turned back by it, over theirs.
+
+    1 where all lie on it.  Shapes and errors as `phase_robust`.  Phases without any line give more than 0, because the
+    best of all lines is taken; see `coherence_by_chance`.
+    """
+    return _coherence(*_seen(lengths, bands))
+
+
+def coherence_by_chance(
+    lengths: ArrayLike, bands: ArrayLike, *, seed: Seed, draws: int = 200, level: float = 0.95
+) -> float:
+    """The coherence that these amplitudes with random phases stay below in this share of the draws."""
+    n, phasors = _seen(lengths, bands)
+    turns = np.random.default_rng(seed).random((draws, len(n)))
+    return float(np.quantile([_coherence(n, np.abs(phasors) * np.exp(2j * np.pi * turn)) for turn in turns], level))
 
 
 def drift_bootstrap(phase: Phase, *, seed: Seed, block: int = 20, draws: int = 5_000, level: float = 0.95) -> Estimate:
@@ -114,6 +128,20 @@ def _coherent_line(
         spacing /= 16
     start = np.angle(turned_sum(np.array([slope]))[0]) * PERIOD / (2 * np.pi)
     return start + slope * tokens
+
+
+def _coherence(n: Int[np.ndarray, " lengths"], phasors: Complex[np.ndarray, " lengths"]) -> float:
+    turned = phasors * np.exp(-2j * np.pi / PERIOD * _coherent_line(n, phasors))
+    return float(np.abs(turned.sum()) / np.abs(phasors).sum())
+
+
+def _seen(lengths: ArrayLike, bands: ArrayLike) -> tuple[Int[np.ndarray, " seen"], Complex[np.ndarray, " seen"]]:
+    """Lengths whose accuracy varies over loops, and their phasors."""
+    n, phasors = _rows(lengths, bands)
+    seen = phasors != 0
+    if seen.sum() < 2:
+        raise InputError(f"a phase needs at least two lengths whose accuracy varies over loops: found {seen.sum()}")
+    return n[seen], phasors[seen]
 
 
 def _rows(lengths: ArrayLike, bands: ArrayLike) -> tuple[Int[np.ndarray, " lengths"], Complex[np.ndarray, " lengths"]]:

@@ -10,7 +10,14 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.proportion import proportion_confint
 
 from loopscope.errors import InputError
-from loopscope.phase import drift_bootstrap, phase_robust, phase_unwrapped, project_bands
+from loopscope.phase import (
+    coherence,
+    coherence_by_chance,
+    drift_bootstrap,
+    phase_robust,
+    phase_unwrapped,
+    project_bands,
+)
 from loopscope.stats import (
     Estimate,
     Tally,
@@ -548,6 +555,27 @@ def test_robust_fit_is_the_maximum_of_its_objective(step: int) -> None:
         branches = [principal + 4 * turn for turn in range(-3, 6)]
         nearest = np.min([np.abs(branch - fitted) for branch in branches], axis=0)
         np.testing.assert_allclose(np.abs(phase_robust(lengths, band).offsets - fitted), nearest, atol=1e-9)
+
+
+def test_coherence_tells_a_line_from_none() -> None:
+    rng = np.random.default_rng(6)
+    line, none = bands_at(0.0131 * LENGTHS - 0.4), rng.binomial(64, 0.3, size=(len(LENGTHS), 21)) / 64
+    assert coherence(LENGTHS, line) == pytest.approx(1, abs=2e-3)
+    found = coherence(LENGTHS, none)
+    # The definition, with the line that the robust estimator found.
+    phasors, fitted = project_bands(none), phase_robust(LENGTHS, none)
+    slopes = np.linspace(-2, 2, 200_001)[:, None]
+    best = max(
+        np.abs(np.exp(-0.5j * np.pi * part * (LENGTHS - 41)) @ phasors).max() for part in np.array_split(slopes, 50)
+    )
+    assert found == pytest.approx(best / np.abs(phasors).sum(), abs=1e-4)
+    assert fitted.line.n == len(LENGTHS)
+    assert found < coherence_by_chance(LENGTHS, none, seed=1) < 0.25
+    still = bands_at(np.full(len(LENGTHS), 0.3))  # a line without drift is a line, too
+    assert coherence(LENGTHS, still) > 0.99 > 0.25 > coherence_by_chance(LENGTHS, still, seed=1)
+    # A weak line among as much noise is still one.
+    weak = np.where(rng.random(len(LENGTHS))[:, None] < 0.4, line, none)
+    assert coherence(LENGTHS, weak) > 2 * coherence_by_chance(LENGTHS, weak, seed=1)
 
 
 def test_robust_fit_leaves_out_rows_without_variation() -> None:

@@ -29,7 +29,16 @@ from loopscope.experiments.parity_lengths import (
     measured,
 )
 from loopscope.experiments.records import Row, Table
-from loopscope.phase import PERIOD, Phase, drift_bootstrap, phase_robust, phase_unwrapped, project_bands
+from loopscope.phase import (
+    PERIOD,
+    Phase,
+    coherence,
+    coherence_by_chance,
+    drift_bootstrap,
+    phase_robust,
+    phase_unwrapped,
+    project_bands,
+)
 from loopscope.stats import Estimate, Line
 
 FITTED = (41, 490)
@@ -42,6 +51,9 @@ PAPER_TIMING: Mapping[int | None, tuple[tuple[float, float], tuple[float, float]
 
 DRIFT_SEEDS = (20260805, 20260806)
 """Of the moving blocks, native and with J."""
+
+CHANCE_SEED = 20260807
+"""Of random phases."""
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -57,7 +69,8 @@ class Timing:
 
     `drift` is in loops per 100 tokens, `mae` the mean deviation from the line in loops, `intercept` where the line
     starts.  `slips` counts the lengths that the paper's unwrapping puts on another period than the robust estimator
-    does.  `period` is the one that fits the bands best; both estimators assume 4.  `paper`: published (drift, MAE).
+    does.  `period` is the one that fits the bands best; both estimators assume 4.  `coherence` says how nearly all
+    lengths lie on one line, `by_chance` what random phases reach.  `paper`: published (drift, MAE).
     """
 
     condition: str
@@ -68,7 +81,14 @@ class Timing:
     r2: float
     slips: int
     period: float
+    coherence: float
+    by_chance: float
     paper: tuple[float, float] | None = None
+
+    @property
+    def lies_somewhere(self) -> bool:
+        """Whether there is a line at all, of which a drift could be told."""
+        return self.coherence > self.by_chance
 
 
 def timings(counts: Counts, backbone: int | None = None) -> list[Timing]:
@@ -90,7 +110,8 @@ def timings(counts: Counts, backbone: int | None = None) -> list[Timing]:
             found.append(
                 Timing(
                     condition, estimator, drift, mean_over_lengths(np.abs(residuals)), phase.line.intercept,
-                    phase.line.r2, phases.slips, phases.period, None if known is None else known[place],
+                    phase.line.r2, phases.slips, phases.period, *phases.coherence,
+                    None if known is None else known[place],
                 )
             )  # fmt: skip
     return found
@@ -126,7 +147,13 @@ class Phases:
         apart = np.rint((self.unwrapped.offsets - self.robust.offsets) / PERIOD)
         return int((apart != apart[0]).sum())
 
-    @property
+    @cached_property
+    def coherence(self) -> tuple[float, float]:
+        """How nearly all lengths lie on one line, and how nearly they would by chance."""
+        chance = coherence_by_chance(self.lengths, self.accuracy, seed=CHANCE_SEED)
+        return coherence(self.lengths, self.accuracy), chance
+
+    @cached_property
     def period(self) -> float:
         """The period, of 2.5 to 8 loops, with the greatest mean amplitude; a check of the one that is assumed."""
         periods = np.linspace(2.5, 8, 551)

@@ -180,6 +180,7 @@ def parity_section(evidence: Evidence) -> Section | None:
         "better computation; what it adds at t = n alone is better timing.",
         *_sizes(records.values()),
         *_precision(records),
+        *_nowhere(timings),
         *_slips(timings),
     ]
     tables: list[Table | Grid] = [_at_n(made), _drift(timings), *_exits(made)]
@@ -264,7 +265,7 @@ def _timings(record: Record) -> list[parity_timing.Timing]:
 def _drift(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> Table:
     rows = []
     for name, found in timings.items():
-        for each in found:
+        for each in filter(lambda timing: timing.lies_somewhere, found):
             label = f"{name}, {each.condition}"
             how = "the paper's estimator" if each.estimator == "unwrapped" else "robust"
             drift, mae = (None, None) if each.paper is None else each.paper
@@ -280,13 +281,25 @@ def _drift(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> Table:
     return Table(f"Where right answers lie: drift over lengths {first}-{last}", rows, note)
 
 
+def _nowhere(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
+    """Conditions without any drift to tell."""
+    said = [
+        f"{name}, {each.condition}: {each.coherence:.2f}, where random phases give up to {each.by_chance:.2f}"
+        for name, found in timings.items()
+        for each in found
+        if each.estimator == "robust" and not each.lies_somewhere
+    ]
+    told = "No line says where right answers lie, and no drift is given, for (coherence, 1 at most)"
+    return [f"{told} {'; '.join(said)}."] if said else []
+
+
 def _slips(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
     """Lengths that the paper's unwrapping puts a period off."""
     said = [
         f"{each.slips} in {name}, {each.condition}"
         for name, found in timings.items()
         for each in found
-        if each.estimator == "robust" and each.slips
+        if each.estimator == "robust" and each.lies_somewhere and each.slips
     ]
     told = "The paper's estimator puts lengths on another period than the robust one:"
     return [f"{told} {'; '.join(said)}."] if said else []
