@@ -221,6 +221,19 @@ def test_slips_of_the_papers_estimator_are_told() -> None:
     assert [each.name for each in found.figures] == ["parity"]
 
 
+def test_no_drift_is_told_where_right_answers_lie_nowhere() -> None:
+    made = bands(range(41, 491))
+    made["right"][0] = torch.randint(3_000, 7_000, made["right"][0].shape, generator=torch.Generator().manual_seed(1))
+    found = section("parity", raw("parity", BITS[0], {"near": made}))
+    (said,) = [said for said in found.text if said.startswith("No line says")]
+    assert "parity-0, native: 0.1" in said
+    assert "parity-0, J" not in said
+    drift = rows_of(found.tables, "Where right answers lie: drift over lengths 41-490")
+    assert drift
+    assert all(name.startswith("parity-0, J: ") for name in drift)
+    assert not any("another period" in said for said in found.text)
+
+
 def test_a_quick_record_of_parity_says_so() -> None:
     made = section("parity", quick(BITS[0]))
     assert (
