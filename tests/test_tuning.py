@@ -168,6 +168,9 @@ def test_depths_grow_from_one() -> None:
         assert [grown.deepest_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
         lengths = [sum(len(each.text) for each in texts(grown, update)) for update in (0, 10, 20, 30)]
         assert all(b > a for a, b in pairwise(lengths))
+        assert [grown.loops_at(grown.deepest_at(update)) for update in (0, 10, 30)] == [1, 2, 4]
+        assert replace(grown, loops=3).loops_at(4) == 3
+        assert replace(grown, grow_loops=False).loops_at(1) == 4
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
 
 
@@ -219,6 +222,22 @@ def test_losses_of_passes_add_up_to_the_average(
     assert model.model.norm.weight.grad.abs().max() > 0
 
 
+def test_answers_count_as_often_as_they_are_emphasised(folder: Path) -> None:
+    model = load(folder)
+    rows = [Row(tuple(range(9)), 1, 2, ((3, 1), (7, 2))), Row(tuple(range(20, 25)), 1, 2), Row((5, 4), 1, 2, ((1, 1),))]
+    cost, count = 0.0, 0.0
+    for row in rows:
+        logits = model(torch.tensor([row.tokens]), loops=2)[0, :-1]
+        each = nnf.cross_entropy(logits, torch.tensor(row.tokens[1:]), reduction="none").tolist()
+        weights = [10 if place in dict(row.answers) else 1 for place in range(1, len(row.tokens))]
+        cost, count = cost + sum(a * b for a, b in zip(each, weights, strict=True)), count + sum(weights)
+    for micro in (1, 2, 3):
+        found = units(rows, micro=micro, averaging="token", share=0.8, kind="task", emphasis=10.0)
+        loss = sum(float(Objective(model)(unit)[0].detach()) for unit in found)
+        assert loss == pytest.approx(0.8 * cost / count, rel=1e-5)
+        assert sum(float(unit.weights.sum()) for unit in found) == pytest.approx(0.8)
+
+
 def test_an_update_has_a_fifth_of_general_text(folder: Path) -> None:
     made = data(recipe("letter"), folder)
     found = made(3)
@@ -242,6 +261,13 @@ def test_stages_are_run_for_as_many_loops(folder: Path) -> None:
     assert [len(unit.tokens) for unit in found] == [8] * 4
     for unit in found:
         assert math.isclose(float(unit.weights.sum()), 0.2, rel_tol=1e-5)
+
+
+def test_loops_grow_with_depth_in_the_task_and_in_general_text(folder: Path) -> None:
+    made = data(recipe("smol-letter-adapt", ["examples=2"]), folder)
+    for depth in (1, 3, 4):
+        found = made(5, depth)
+        assert {(unit.kind, unit.loops) for unit in found} == {("task", depth), ("general", depth)}
 
 
 def test_general_text_instead_of_the_task_leaves_decks_whole(folder: Path) -> None:
@@ -383,6 +409,9 @@ def test_numbers_of_the_paper() -> None:
         ("warmup=-1", "warmup cannot be negative"),
         ("task=antonym", "no setting 'task'"),
         ("grow_at=0.9", "looked at every grow_every updates"),
+        ("grow_loops=true", "loops grow with depth in texts of look-ups"),
+        ("emphasis=10", "and 1 unless tokens of look-up texts are averaged"),
+        ("emphasis=-1", "emphasis is positive"),
     ],
 )
 def test_what_is_no_change(change: str, message: str, refused: Callable[..., str]) -> None:

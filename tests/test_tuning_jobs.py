@@ -111,7 +111,7 @@ def test_depth_grows_by_success_and_a_killed_run_knows_its_depth(
 
     monkeypatch.setattr(Objective, "forward", lenient)
     changes = ["updates=10", "grow_every=2", "grow_at=0.75", "share=0", "deepest=3", "rate=0.03", "check_every=4"]
-    recipe = small("small-letter-adapt", *changes)
+    recipe = small("small-letter-adapt", *changes, "grow_loops=true")
     whole = tune(folder, recipe, tmp_path / "whole", tmp_path / "one")
     grown = {row["update"]: row["grown"] for row in whole.history if "grown" in row}
     depths = {row["update"]: max(map(int, row["answers"])) for row in whole.history if "answers" in row}
@@ -285,7 +285,7 @@ def test_from_the_command_line(
     assert "% right by depth" in " ".join(out.split())
     code, out, _ = loopscope(capsys, *asked, "--json")  # looked up
     assert (code, json.loads(out)["updates"]) == (0, 2)
-    assert load(tmp_path / "tuned").boundary == "norm"
+    assert load(tmp_path / "tuned").boundary == "none"
     code, out, err = loopscope(capsys, "lm", "fit", "tuned", "smol-letter-map", "--out", "saved", *few, "--json")
     report = json.loads(out)
     assert (code, report["folder"]) == (0, str(tmp_path / "store" / "lm-map" / report["key"]))

@@ -112,17 +112,19 @@ def text_rows(found: Sequence[Text], tokenizer: Tokenizer, loops: int) -> list[R
 
 
 def units(
-    rows: Sequence[Row], *, micro: int, averaging: Averaging, share: float, kind: Literal["task", "general"]
-) -> list[Unit]:
+    rows: Sequence[Row], *, micro: int, averaging: Averaging, share: float, kind: Literal["task", "general"],
+    emphasis: float = 1.0,
+) -> list[Unit]:  # fmt: skip
     """Rows in passes of up to `micro` rows, whose losses add up to `share` times the average of the learned tokens.
 
+    In the average over tokens, the first token of an answer counts `emphasis` times.
     Micro-batches keep the order of the rows, as their average depends on it; otherwise rows of like length go together.
     """
     if averaging != "micro-batch":
         rows = sorted(rows, key=lambda row: (row.loops, len(row.tokens)))
     alike = [list(some) for _, some in itertools.groupby(rows, key=lambda row: row.loops)]
     passes = [some[start : start + micro] for some in alike for start in range(0, len(some), micro)]
-    learned = sum(len(row.tokens) - row.first for row in rows)
+    learned = sum(len(row.tokens) - row.first + (emphasis - 1) * len(row.answers) for row in rows)
     found = []
     for some in passes:
         inside = sum(len(row.tokens) - row.first for row in some)
@@ -131,12 +133,12 @@ def units(
             "sequence": [share / (len(rows) * (len(row.tokens) - row.first)) for row in some],
             "token": [share / learned] * len(some),
         }[averaging]
-        found.append(_unit(some, weights, kind))
+        found.append(_unit(some, weights, kind, emphasis))
     return found
 
 
-def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "general"]) -> Unit:
-    """One pass; `weights` are those of each row's tokens."""
+def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "general"], emphasis: float) -> Unit:
+    """One pass; `weights` are those of each row's tokens, `emphasis` a factor for the first of an answer."""
     counts = torch.tensor([len(row.tokens) - row.first for row in rows])
     longest = max(len(row.tokens) for row in rows)
     tokens = torch.tensor([[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows])
@@ -148,13 +150,16 @@ def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "
         for start, row in zip(before, rows, strict=True)
         for first, depth in row.answers
     ]
+    firsts = torch.tensor([number for number, _ in answers], dtype=torch.long)
+    weighed = torch.tensor(weights).repeat_interleave(counts)
+    weighed[firsts] *= emphasis
     return Unit(
         tokens=tokens,
         rows=places,
         columns=columns,
         targets=tokens[places, columns + 1],
-        weights=torch.tensor(weights).repeat_interleave(counts),
-        answers=torch.tensor([number for number, _ in answers], dtype=torch.long),
+        weights=weighed,
+        answers=firsts,
         depths=torch.tensor([depth for _, depth in answers], dtype=torch.long),
         loops=rows[0].loops,
         kind=kind,
@@ -187,7 +192,7 @@ class Data:
         else:
             found = self._task(update, deepest, 1.0 - recipe.share)
             if recipe.share:
-                found += self._general_beside(update, found)
+                found += self._general_beside(update, found, recipe.loops_at(deepest))
         for unit in found:
             check_tokens(unit.tokens, self.vocabulary, self.positions)
         return found
@@ -195,16 +200,18 @@ class Data:
     def _task(self, turn: int, deepest: int, share: float) -> list[Unit]:
         recipe = self.recipe
         if recipe.text == "look-ups":
-            rows = text_rows(texts(recipe, turn, deepest), self.tokenizer, recipe.loops)
+            rows = text_rows(texts(recipe, turn, deepest), self.tokenizer, recipe.loops_at(deepest))
         else:
             rows = chat_rows(examples(recipe, turn, deepest), self.tokenizer, recipe.newline)
-        return units(rows, micro=recipe.micro, averaging=recipe.averaging, share=share, kind="task")
+        return units(
+            rows, micro=recipe.micro, averaging=recipe.averaging, share=share, kind="task", emphasis=recipe.emphasis
+        )
 
-    def _general_beside(self, update: int, task: Sequence[Unit]) -> list[Unit]:
+    def _general_beside(self, update: int, task: Sequence[Unit], loops: int) -> list[Unit]:
         """A quarter of the task's tokens, in passes about as large as the task's."""
         recipe = self.recipe
         drawn = draw(self.pools, tokens_beside(sum(unit.length for unit in task)), recipe.general_seed + update)
-        rows = [Row(chunk, 1, recipe.loops) for chunk in drawn]
+        rows = [Row(chunk, 1, loops) for chunk in drawn]
         micro = max(1, max(unit.tokens.numel() for unit in task) // CHUNK)
         return units(rows, micro=micro, averaging="token", share=recipe.share, kind="general")
 

@@ -39,10 +39,14 @@ class Recipe:
     - `deepest` is the largest depth asked for, reached from 1 in steps of one every `grow_every` updates (0: at once).
       With `grow_at`, such a step is taken only if in those updates this share of the answers at the present deepest
       depth began right, each looked at before it was learned from; otherwise the depth stays for as many updates more.
+      With `grow_loops`, texts of look-ups and the general text beside them are run for as many loops as the largest
+      depth asked for, so that a model which was never looped keeps what it can do in one pass.
     - `stepwise`: each request is learned `deepest` times, its answer after step t by a run of t loops.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
+      In a mean over all tokens of look-up texts, the first token of an answer counts `emphasis` times: most others are
+      wording that is soon learned, or names that nobody could know.
     - `general`: text "beside" the task in every update, with this `share` of the loss and a fifth of the tokens; or
       "instead" of it, in this share of the updates.
     - The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon`
@@ -72,12 +76,14 @@ class Recipe:
     clip: float = 1.0
     grow_every: int = 0
     grow_at: float | None = None
+    grow_loops: bool = False
     text: Literal["questions", "look-ups"] = "questions"
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
     stepwise: bool = False
     newline: bool = True
     averaging: Literal["micro-batch", "sequence", "token"] = "micro-batch"
+    emphasis: float = 1.0
     general: Literal["beside", "instead"] = "beside"
     share: float = 0.2
     boundary: Boundary | None = None
@@ -111,6 +117,14 @@ class Recipe:
                 f"grow_at is above 0 to 1 and looked at every grow_every updates, not {self.grow_at} every "
                 f"{self.grow_every}"
             )
+        if self.grow_loops and (self.text != "look-ups" or self.general != "beside"):
+            raise InputError("loops grow with depth in texts of look-ups, with general text beside them")
+        if not 0 < self.emphasis < math.inf or (
+            self.emphasis != 1 and (self.text, self.averaging) != ("look-ups", "token")
+        ):
+            raise InputError(
+                f"emphasis is positive, and 1 unless tokens of look-up texts are averaged: {self.emphasis}"
+            )
         if 0 < self.horizon <= self.warmup:
             raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
         if self.stepwise and (self.task != "antonym" or self.deepest > self.loops):
@@ -126,6 +140,10 @@ class Recipe:
     def deepest_at(self, update: int) -> int:
         """The largest depth asked for in an update, counted from 0; with `grow_at`, the largest that it could be."""
         return min(self.deepest, 1 + update // self.grow_every) if self.grow_every else self.deepest
+
+    def loops_at(self, deepest: int) -> int:
+        """How often F is called in an update whose largest depth is this."""
+        return min(self.loops, deepest) if self.grow_loops else self.loops
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""
@@ -212,7 +230,8 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
         f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
         task, loops=4, updates=3_000, examples=texts, micro=16, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
         decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=100,
-        grow_at=0.9, text="look-ups", per_text=per_text, averaging="token", boundary="norm", check_every=250,
+        grow_at=0.9, grow_loops=True, text="look-ups", per_text=per_text, averaging="token",
+        emphasis=10.0, check_every=250,
         deviations=(OURS,),
     )  # fmt: skip
     return replace(found, checked=8, grow_at=0.8) if task == "iterations" else found  # five tasks, of unlike difficulty
@@ -223,7 +242,8 @@ def _small(adapt: Recipe) -> Recipe:
     new: dict[str, Any] = {
         "name": adapt.name.replace("smol-", "small-"), "about": f"{adapt.about}; from nothing", "updates": 10_000,
         "horizon": 10_000, "warmup": 200, "rate": 1e-3, "examples": 32, "micro": 32,
-        "check_every": 500, "deviations": (*adapt.deviations, "weights are random at first"),
+        "check_every": 500, "boundary": "norm", "grow_loops": False,
+        "deviations": (*adapt.deviations, "weights are random at first"),
     }  # fmt: skip
     return replace(adapt, **new)
 
