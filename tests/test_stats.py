@@ -562,7 +562,7 @@ def test_coherence_tells_a_line_from_none() -> None:
     line, none = bands_at(0.0131 * LENGTHS - 0.4), rng.binomial(64, 0.3, size=(len(LENGTHS), 21)) / 64
     assert coherence(LENGTHS, line) == pytest.approx(1, abs=2e-3)
     found = coherence(LENGTHS, none)
-    # The definition, with the line that the robust estimator found.
+    # The definition, over all slopes that can be told apart.
     phasors, fitted = project_bands(none), phase_robust(LENGTHS, none)
     slopes = np.linspace(-2, 2, 200_001)[:, None]
     best = max(
