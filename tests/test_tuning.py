@@ -18,7 +18,7 @@ from transformers import Adafactor as Reference
 from transformers import AutoTokenizer
 
 from loopscope.errors import InputError
-from loopscope.lm import antonyms, general_text, iterations, letters
+from loopscope.lm import antonyms, general_text, iterations, letter_training, letters
 from loopscope.lm.folders import load
 from loopscope.lm.general_text import pool, tokens_beside
 from loopscope.lm.passes import Cache, states
@@ -169,8 +169,7 @@ def test_depths_grow_from_one() -> None:
         lengths = [sum(len(each.text) for each in texts(grown, update)) for update in (0, 10, 20, 30)]
         assert all(b > a for a, b in pairwise(lengths))
         assert [grown.loops_at(grown.deepest_at(update)) for update in (0, 10, 30)] == [1, 2, 4]
-        assert replace(grown, loops=3).loops_at(4) == 3
-        assert replace(grown, grow_loops=False).loops_at(1) == 4
+        assert replace(grown, stepwise=False).loops_at(1) == 4
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
 
 
@@ -263,11 +262,14 @@ def test_stages_are_run_for_as_many_loops(folder: Path) -> None:
         assert math.isclose(float(unit.weights.sum()), 0.2, rel_tol=1e-5)
 
 
-def test_loops_grow_with_depth_in_the_task_and_in_general_text(folder: Path) -> None:
-    made = data(recipe("smol-letter-adapt", ["examples=2"]), folder)
+def test_in_stepwise_look_ups_every_number_of_loops_is_learned_up_to_the_largest_depth(folder: Path) -> None:
+    made = data(recipe("smol-letter-adapt", ["examples=4"]), folder)
     for depth in (1, 3, 4):
         found = made(5, depth)
-        assert {(unit.kind, unit.loops) for unit in found} == {("task", depth), ("general", depth)}
+        assert {unit.loops for unit in found if unit.kind == "task"} == set(range(1, depth + 1))
+        assert {unit.loops for unit in found if unit.kind == "general"} == {depth}
+        for unit in found:
+            assert unit.depths.max() == unit.loops if unit.kind == "task" else not len(unit.depths)
 
 
 def test_general_text_instead_of_the_task_leaves_decks_whole(folder: Path) -> None:
@@ -293,7 +295,7 @@ def test_texts_that_do_not_fit_the_model_are_refused(folder: Path, refused: Call
 
 def test_look_ups_are_learned_from_the_second_token_on(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    (row,) = text_rows([Text("ab ab", ())], tokenizer, 2)
+    (row,) = text_rows([Text("ab ab", 2, ())], tokenizer)
     assert (row.first, row.loops) == (1, 2)
     assert list(row.tokens) == tokenizer.encode("ab ab", special=False)
 
@@ -323,12 +325,46 @@ def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, nam
 
 
 def test_look_up_texts_are_those_of_the_tasks() -> None:
-    given = recipe("smol-antonym-adapt", ["examples=2"])
+    given = recipe("small-antonym-adapt", ["examples=2"])
     seeds = [given.seed + 2 * 5 + j for j in range(2)]
     told = {"sequences": given.per_text, "form": given.form, "order": "shuffled"}
     assert [each.text for each in texts(given, 5, 3)] == [antonyms.dense_text(s, longest=3, **told) for s in seeds]
-    given = recipe("smol-iterations-adapt", ["examples=2"])
+    given = recipe("small-iterations-adapt", ["examples=2"])
     assert [each.text for each in texts(given, 5, 3)] == [iterations.dense_text(s, longest=3) for s in seeds]
+    given = recipe("small-letter-adapt", ["examples=2"])
+    drawn = letter_training.adaptation(5, texts=2, questions=3 * given.per_text, deepest=3, first_seed=given.seed)
+    assert [each.text for each in texts(given, 5, 3)] == [each.text for each in drawn]
+    assert [each.loops for each in texts(given, 5, 3)] == [4, 4]
+
+
+@pytest.mark.parametrize("task", ["letter", "antonym", "iterations"])
+def test_a_stepwise_look_up_text_answers_after_as_many_steps_as_it_has_loops(task: str) -> None:
+    """Its questions are those of the plain text.  An answer for which there are loops enough is its answer, too."""
+    by_step, plain = recipe(f"smol-{task}-adapt", ["examples=6"]), recipe(f"small-{task}-adapt", ["examples=6"])
+    whole, found = texts(plain, 2, 3), texts(by_step, 2, 3)
+    assert [each.loops for each in found] == [1, 2, 3, 1, 2, 3]
+    for text, same in zip(found, whole, strict=True):
+        depths = [depth for _, depth in same.answers]
+        assert [depth for _, depth in text.answers] == [min(depth, text.loops) for depth in depths]
+        assert set(depths) == {1, 2, 3}
+        said, wanted = _said(text), _said(same)
+        assert [before for before, _ in said] == [before for before, _ in wanted]
+        enough = [depth <= text.loops for depth in depths]
+        assert all(a == b for a, b, right in zip(said, wanted, enough, strict=True) if right)
+        assert (text.text == same.text) == (text.loops == 3)
+    if task == "letter":  # six questions at each depth; the graph is a cycle, so one step of another is another name
+        letter = letter_training.adaptation(2, texts=6, questions=18, deepest=3, first_seed=by_step.seed)[0].letters[-1]
+        assert _said(found[0])[-1][1] == letter.taker(letter.start, 1) != letter.taker(letter.start, 3)
+
+
+def _said(text: Text) -> list[tuple[str, str]]:
+    """What comes before each answer from the end of the line of the one before, and the rest of the answer's line."""
+    places, found, end = [place for place, _ in text.answers], [], 0
+    for place in places:
+        before = text.text[end:place]
+        end = text.text.find("\n", place) if "\n" in text.text[place:] else len(text.text)
+        found.append((before, text.text[place:end]))
+    return found
 
 
 def test_an_answer_begins_right_if_its_first_token_is_the_likeliest(folder: Path) -> None:
@@ -403,19 +439,29 @@ def test_numbers_of_the_paper() -> None:
         ("share=1", "from 0 to below 1"),
         ("optimiser=adma", "(nearest: adamw)"),
         ("boundary=nrom", "boundary=nrom is none"),
-        ("stepwise=true", "stepwise learning takes antonyms"),
+        ("stepwise=true", "takes questions of antonyms or look-ups, not questions of letter"),
         ("horizon=20", "must come after 50 updates"),
         ("beta2=1", "beta2 is from 0 to below 1"),
         ("warmup=-1", "warmup cannot be negative"),
         ("task=antonym", "no setting 'task'"),
         ("grow_at=0.9", "looked at every grow_every updates"),
-        ("grow_loops=true", "loops grow with depth in texts of look-ups"),
         ("emphasis=10", "and 1 unless tokens of look-up texts are averaged"),
         ("emphasis=-1", "emphasis is positive"),
     ],
 )
 def test_what_is_no_change(change: str, message: str, refused: Callable[..., str]) -> None:
     assert message in refused(InputError, changed, recipe("letter"), [change])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("loops=3", "stepwise learning takes a loop per step, not 4 steps in 3 loops"),
+        ("general=instead", "stepwise learning of look-ups takes general text beside them"),
+    ],
+)
+def test_what_is_no_change_of_stepwise_look_ups(change: str, message: str, refused: Callable[..., str]) -> None:
+    assert message in refused(InputError, changed, recipe("smol-letter-adapt"), [change])
 
 
 def test_changes() -> None:

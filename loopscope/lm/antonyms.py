@@ -348,11 +348,10 @@ def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[
 
 
 class Turn(NamedTuple):
-    """A part of a dense text: what comes before an answer, the answer, and which deletion it is."""
+    """A part of a dense text: what comes before an answer, and deletions 1, 2, ... to the one that is the answer."""
 
     before: str
-    answer: str
-    k: int
+    stages: tuple[str, ...]
 
 
 def dense_text(seed: int, *, longest: int, sequences: int = 4, form: str = "final-only", order: str = "growing") -> str:
@@ -361,7 +360,7 @@ def dense_text(seed: int, *, longest: int, sequences: int = 4, form: str = "fina
     The turns of `dense_turns`, one after another.
     """
     turns = dense_turns(seed, longest=longest, sequences=sequences, form=form, order=order)
-    return "".join(turn.before + turn.answer for turn in turns) + "\n"
+    return "".join(turn.before + turn.stages[-1] for turn in turns) + "\n"
 
 
 def dense_turns(
@@ -384,12 +383,12 @@ def dense_turns(
     for _ in range(sequences):
         template = source.choice(TRAIN_TEMPLATES)
         request = Request(_drawn(source, "train"), longest, template, form)
-        asked = [(k, answer) for k, answer in enumerate(request.stages, start=1)]
+        asked = list(range(1, longest + 1))
         if order == "shuffled":
             source.shuffle(asked)
         apart = ("\n\n" if turns else "") + _introduction(request.words, template)
-        for k, answer in asked:
-            turns.append(Turn(f"{apart}\n{QUESTIONS[form].format(k=k)} ", answer, k))
+        for k in asked:
+            turns.append(Turn(f"{apart}\n{QUESTIONS[form].format(k=k)} ", request.stages[:k]))
             apart = ""
     return tuple(turns)
 

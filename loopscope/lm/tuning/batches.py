@@ -97,14 +97,14 @@ def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = Tr
     return [Row((*start, *rest), len(start), one.loops, ((len(start), one.depth),)) for start, rest, one in pairs]
 
 
-def text_rows(found: Sequence[Text], tokenizer: Tokenizer, loops: int) -> list[Row]:
+def text_rows(found: Sequence[Text], tokenizer: Tokenizer) -> list[Row]:
     """Rows of texts of which every token is learned but the first, which nothing comes before."""
     places = [[place for place, _ in each.answers] for each in found]
     rows = []
     encoded = tokenizer.encode_with_places([each.text for each in found], places)
     for each, (ids, firsts) in zip(found, encoded, strict=True):
         answers = [(first, depth) for first, (_, depth) in zip(firsts, each.answers, strict=True) if first]
-        rows.append(Row(tuple(ids), 1, loops, tuple(answers)))
+        rows.append(Row(tuple(ids), 1, each.loops, tuple(answers)))
     return rows
 
 
@@ -200,7 +200,7 @@ class Data:
     def _task(self, turn: int, deepest: int, share: float) -> list[Unit]:
         recipe = self.recipe
         if recipe.text == "look-ups":
-            rows = text_rows(texts(recipe, turn, deepest), self.tokenizer, recipe.loops_at(deepest))
+            rows = text_rows(texts(recipe, turn, deepest), self.tokenizer)
         else:
             rows = chat_rows(examples(recipe, turn, deepest), self.tokenizer, recipe.newline)
         return units(

@@ -5,7 +5,7 @@ All of it is a function of (recipe, update) alone, and of nothing that is evalua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,19 +25,25 @@ class Example:
 
 @dataclass(frozen=True)
 class Text:
-    """A text full of look-ups, and of every answer in it the first character's place and the depth."""
+    """A text full of look-ups, how many loops it is run for, and of every answer its first place and its depth."""
 
     text: str
+    loops: int
     answers: tuple[tuple[int, int], ...]
 
 
-def joined(turns: Iterable[tuple[str, str, int]], end: str = "") -> Text:
-    """The text of turns: (what comes before an answer, the answer, its depth), one after another."""
+Turn = tuple[str, Sequence[str]]
+"""A part of a text: what comes before an answer, and the answers after 1, 2, ... steps up to the one asked for."""
+
+
+def joined(turns: Iterable[Turn], loops: int, most: int, end: str = "") -> Text:
+    """The text of turns, one after another, every answer given after at most `most` steps, which are its depth."""
     text, answers = "", []
-    for before, answer, depth in turns:
+    for before, stages in turns:
+        depth = min(most, len(stages))
         answers.append((len(text) + len(before), depth))
-        text += before + answer
-    return Text(text + end, tuple(answers))
+        text += before + stages[depth - 1]
+    return Text(text + end, loops, tuple(answers))
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,21 @@ def examples(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Exa
 
 
 def texts(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Text, ...]:
-    """The texts full of look-ups of an update; arguments as of `examples`."""
+    """The texts full of look-ups of an update; arguments as of `examples`.
+
+    In stepwise learning, the depth of an answer is the number of steps that it is given after.
+    """
     deepest = recipe.deepest_at(turn) if deepest is None else deepest
+    end = "" if recipe.task == "letter" else "\n"
+    made = []
+    for j, turns in enumerate(_turns(recipe, turn, deepest)):
+        loops = 1 + j % recipe.loops_at(deepest) if recipe.stepwise else recipe.loops
+        made.append(joined(turns, loops, loops if recipe.stepwise else deepest, end))
+    return tuple(made)
+
+
+def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
+    """The turns of every text of an update."""
     if recipe.task == "letter":
         drawn = letter_training.adaptation(
             turn,
@@ -86,21 +105,24 @@ def texts(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Text, 
             deepest=deepest,
             first_seed=recipe.seed,
         )
-        return tuple(
-            joined((*turn, letter.k) for turn, letter in zip(each.turns, each.letters, strict=True)) for each in drawn
-        )
-    seeds = [recipe.seed + recipe.examples * turn + j for j in range(recipe.examples)]
-    if recipe.task == "antonym":
-        asked = {"longest": deepest, "sequences": recipe.per_text}
-        found = [antonyms.dense_turns(seed, **asked, form=recipe.form, order="shuffled") for seed in seeds]
-        return tuple(joined(each, end="\n") for each in found)
-    several = [iterations.dense_requests(seed, longest=deepest, rounds=recipe.per_text) for seed in seeds]
-    return tuple(joined(_asked(each), end="\n") for each in several)
+        for text in drawn:
+            yield (
+                (before, [letter.taker(letter.start, steps) for steps in range(1, letter.k + 1)])
+                for (before, _), letter in zip(text.turns, text.letters, strict=True)
+            )
+        return
+    for seed in range(recipe.seed + recipe.examples * turn, recipe.seed + recipe.examples * (turn + 1)):
+        if recipe.task == "antonym":
+            asked = {"longest": deepest, "sequences": recipe.per_text}
+            yield iter(antonyms.dense_turns(seed, **asked, form=recipe.form, order="shuffled"))
+        else:
+            yield _asked(iterations.dense_requests(seed, longest=deepest, rounds=recipe.per_text))
 
 
-def _asked(requests: Iterable[iterations.Request]) -> Iterator[tuple[str, str, int]]:
+def _asked(requests: Iterable[iterations.Request]) -> Iterator[Turn]:
     for number, each in enumerate(requests):
-        yield ("\n\n" if number else "") + each.prompt + " ", each.answer, each.k
+        before = ("\n\n" if number else "") + each.prompt + " "
+        yield before, [each.answer_after(steps) for steps in range(1, each.k + 1)]
 
 
 def questions(recipe: Recipe) -> tuple[Question, ...]:
@@ -123,8 +145,9 @@ def _letters(recipe: Recipe) -> Iterator[Question]:
 def _antonyms(recipe: Recipe) -> Iterator[Question]:
     for k in range(1, recipe.deepest + 1):
         for words in antonyms.quick_sequences()[: recipe.checked]:
-            request = antonyms.Request(words, recipe.deepest if recipe.stepwise else k, form=recipe.form)
-            loops = k if recipe.stepwise else recipe.loops
+            by_step = recipe.stepwise and recipe.text == "questions"
+            request = antonyms.Request(words, recipe.deepest if by_step else k, form=recipe.form)
+            loops = k if by_step else recipe.loops
             yield Question(request.prompt, loops, str(k), partial(_says_pair, request.stages[k - 1]))
 
 

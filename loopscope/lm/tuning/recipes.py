@@ -39,9 +39,10 @@ class Recipe:
     - `deepest` is the largest depth asked for, reached from 1 in steps of one every `grow_every` updates (0: at once).
       With `grow_at`, such a step is taken only if in those updates this share of the answers at the present deepest
       depth began right, each looked at before it was learned from; otherwise the depth stays for as many updates more.
-      With `grow_loops`, texts of look-ups and the general text beside them are run for as many loops as the largest
-      depth asked for, so that a model which was never looped keeps what it can do in one pass.
-    - `stepwise`: each request is learned `deepest` times, its answer after step t by a run of t loops.
+    - `stepwise`: a run of t loops learns the answer after step t.  Of questions, each is learned so `deepest` times.
+      Of look-ups, text j is run for 1 + j mod d loops, d the largest depth asked for, and every answer in it is the one
+      after at most as many steps; the general text beside is run for d loops.  So a loop is taught a step, not only a
+      whole run all of its steps, and a model which was never looped begins with what it can do in one pass.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
@@ -76,7 +77,6 @@ class Recipe:
     clip: float = 1.0
     grow_every: int = 0
     grow_at: float | None = None
-    grow_loops: bool = False
     text: Literal["questions", "look-ups"] = "questions"
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
@@ -117,8 +117,6 @@ class Recipe:
                 f"grow_at is above 0 to 1 and looked at every grow_every updates, not {self.grow_at} every "
                 f"{self.grow_every}"
             )
-        if self.grow_loops and (self.text != "look-ups" or self.general != "beside"):
-            raise InputError("loops grow with depth in texts of look-ups, with general text beside them")
         if not 0 < self.emphasis < math.inf or (
             self.emphasis != 1 and (self.text, self.averaging) != ("look-ups", "token")
         ):
@@ -127,8 +125,12 @@ class Recipe:
             )
         if 0 < self.horizon <= self.warmup:
             raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
-        if self.stepwise and (self.task != "antonym" or self.deepest > self.loops):
-            raise InputError(f"stepwise learning takes antonyms and a loop per step, not {self.task} in {self.loops}")
+        if self.stepwise and self.deepest > self.loops:
+            raise InputError(f"stepwise learning takes a loop per step, not {self.deepest} steps in {self.loops} loops")
+        if self.stepwise and (self.task, self.text) in (("letter", "questions"), ("iterations", "questions")):
+            raise InputError(f"stepwise learning takes questions of antonyms or look-ups, not questions of {self.task}")
+        if self.stepwise and self.text == "look-ups" and self.general != "beside":
+            raise InputError("stepwise learning of look-ups takes general text beside them, not instead")
         if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
             raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
 
@@ -142,8 +144,8 @@ class Recipe:
         return min(self.deepest, 1 + update // self.grow_every) if self.grow_every else self.deepest
 
     def loops_at(self, deepest: int) -> int:
-        """How often F is called in an update whose largest depth is this."""
-        return min(self.loops, deepest) if self.grow_loops else self.loops
+        """The most often that F is called in an update of look-ups whose largest depth is this."""
+        return min(self.loops, deepest) if self.stepwise else self.loops
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""
@@ -230,7 +232,7 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
         f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
         task, loops=4, updates=3_000, examples=texts, micro=16, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
         decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=100,
-        grow_at=0.9, grow_loops=True, text="look-ups", per_text=per_text, averaging="token",
+        grow_at=0.9, stepwise=True, text="look-ups", per_text=per_text, averaging="token",
         emphasis=10.0, check_every=250,
         deviations=(OURS,),
     )  # fmt: skip
@@ -242,7 +244,7 @@ def _small(adapt: Recipe) -> Recipe:
     new: dict[str, Any] = {
         "name": adapt.name.replace("smol-", "small-"), "about": f"{adapt.about}; from nothing", "updates": 10_000,
         "horizon": 10_000, "warmup": 200, "rate": 1e-3, "examples": 32, "micro": 32,
-        "check_every": 500, "boundary": "norm", "grow_loops": False,
+        "check_every": 500, "boundary": "norm", "stepwise": False,
         "deviations": (*adapt.deviations, "weights are random at first"),
     }  # fmt: skip
     return replace(adapt, **new)
