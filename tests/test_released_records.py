@@ -12,7 +12,7 @@ from loopscope.artefacts import BACKBONE, MAP, name_of
 from loopscope.experiments.campaign import inputs_of, measured, steps
 from loopscope.experiments.records import RECORD, config_of, load, open_results
 from loopscope.experiments.subject import Subject, load_subject
-from loopscope.experiments.suite import COHORTS, EXPERIMENTS, LASTING, Selection, selection
+from loopscope.experiments.suite import COHORTS, EXPERIMENTS, LASTING, Experiment, Selection, selection
 from loopscope.manifest import artefact_key
 from loopscope.maps import DiagonalLowRank, map_files
 from loopscope.store import Artefact, Store
@@ -35,11 +35,13 @@ def chosen(results: Store) -> Selection:
 def test_every_released_record_is_one_that_the_suite_asks_for(results: Store, chosen: Selection) -> None:
     """Its settings are those of its backbone's role, and it rests on the maps that its experiment uses, no others."""
     there = results.all(RECORD)
-    assert len(there) >= 112
+    assert len(there) >= 114
     for artefact in there:
         config, inputs = dict(artefact.manifest.config), dict(artefact.manifest.inputs)
         experiment = EXPERIMENTS[config["experiment"]]
         profiles = experiment.settings(chosen.role(config["subject"]), "paper")
+        if config["subject"] == leading(results, experiment):
+            profiles = [*profiles, *experiment.settings("main", "paper")]
         keys = [
             artefact_key(RECORD, config_of(experiment.name, config["subject"], settings), inputs)
             for settings in profiles
@@ -48,6 +50,30 @@ def test_every_released_record_is_one_that_the_suite_asks_for(results: Store, ch
         if experiment.uses is not None:
             targets = {name.rpartition("-")[0] for name in inputs if name != BACKBONE}
             assert targets == set(experiment.uses)
+
+
+def leading(results: Store, experiment: Experiment) -> str | None:
+    """The backbone that an experiment chooses by what was measured on all, as those that are not chosen are."""
+    if experiment.lead is None:
+        return None
+    found = [each for each in results.all(RECORD) if each.manifest.config["experiment"] == experiment.name]
+    (settings,) = experiment.settings("other", "paper")
+    return experiment.lead(
+        {
+            each.manifest.config["subject"]: load(each).predictions
+            for each in found
+            if dict(each.manifest.config["settings"]) == settings
+        }
+    )
+
+
+def test_the_chosen_backbone_of_parity_is_measured_as_all_and_as_the_main_one(results: Store) -> None:
+    chosen, parity = leading(results, EXPERIMENTS["parity"]), []
+    for each in results.all(RECORD):
+        config = each.manifest.config
+        if config["experiment"] == "parity":
+            parity.append((config["subject"], config["settings"].get("far", "all")))
+    assert sorted(parity, key=str) == sorted([*((f"parity-{s}", None) for s in range(3)), (chosen, "all")], key=str)
 
 
 def with_lasting_maps(zoo: Store, folder: Path, name: str) -> Store:
