@@ -30,6 +30,7 @@ from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.optimisers import Adafactor
 from loopscope.lm.tuning.questions import Example, Text, examples, questions, texts
 from loopscope.lm.tuning.recipes import RECIPES, Recipe, changed, recipe
+from loopscope.lm.tuning.trainer import answers_since
 from loopscope.maps import Dense
 from loopscope.program import F
 from tests.ouro_tiny import ouro_map, tiny_ouro
@@ -165,10 +166,10 @@ def test_examples_are_those_of_the_tasks() -> None:
 def test_depths_grow_from_one() -> None:
     for task in ("letter", "antonym", "iterations"):
         grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=2"])
-        assert [grown.deepest_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
+        assert [grown.level_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
         lengths = [sum(len(each.text) for each in texts(grown, update)) for update in (0, 10, 20, 30)]
         assert all(b > a for a, b in pairwise(lengths))
-        assert [grown.loops_at(grown.deepest_at(update)) for update in (0, 10, 30)] == [1, 2, 4]
+        assert [grown.loops_at(grown.level_at(update)) for update in (0, 10, 30)] == [1, 2, 4]
         assert replace(grown, stepwise=False).loops_at(1) == 4
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
 
@@ -357,6 +358,30 @@ def test_a_stepwise_look_up_text_answers_after_as_many_steps_as_it_has_loops(tas
         assert _said(found[0])[-1][1] == letter.taker(letter.start, 1) != letter.taker(letter.start, 3)
 
 
+def test_after_depth_the_pace_grows_and_a_loop_is_taught_several_steps() -> None:
+    given = recipe("smol-letter-adapt", ["examples=8", "pace=3", "grow_every=10"])
+    assert given.levels == 6
+    assert [(given.depth_at(n), given.pace_at(n), given.loops_at(n)) for n in range(1, 7)] == [
+        (1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 4), (4, 2, 4), (4, 3, 4),
+    ]  # fmt: skip
+    assert [given.level_at(update) for update in (0, 39, 40, 59, 2_000)] == [1, 4, 5, 6, 6]
+    for level, most in {4: (1, 2, 3, 4), 5: (2, 4, 4, 4), 6: (3, 4, 4, 4)}.items():
+        found = texts(given, 7, level)
+        assert [each.loops for each in found] == [1, 2, 3, 4] * 2
+        assert [max(depth for _, depth in each.answers) for each in found] == [*most, *most]
+
+
+def test_the_answers_that_let_a_level_grow_are_those_after_the_fewest_loops() -> None:
+    rows = [
+        {"update": 0, "accuracy": {}},
+        {"update": 10, "answers": {"1 in 1": [9, 10], "2 in 2": [1, 10]}},
+        {"update": 20, "answers": {"1 in 1": [10, 10], "2 in 1": [3, 10], "2 in 2": [5, 10], "4 in 10": [1, 2]}},
+    ]
+    assert answers_since(rows, 10) == {1: (10, 10), 2: (3, 10), 4: (1, 2)}
+    assert answers_since(rows, 0) == {1: (19, 20), 2: (3, 10), 4: (1, 2)}
+    assert answers_since(rows[:2], 0) == {1: (9, 10), 2: (1, 10)}
+
+
 def _said(text: Text) -> list[tuple[str, str]]:
     """What comes before each answer from the end of the line of the one before, and the rest of the answer's line."""
     places, found, end = [place for place, _ in text.answers], [], 0
@@ -447,6 +472,8 @@ def test_numbers_of_the_paper() -> None:
         ("grow_at=0.9", "looked at every grow_every updates"),
         ("emphasis=10", "and 1 unless tokens of look-up texts are averaged"),
         ("emphasis=-1", "emphasis is positive"),
+        ("pace=2", "a pace of 2 steps is grown to in stepwise learning of look-ups alone"),
+        ("pace=0", "pace must be at least 1"),
     ],
 )
 def test_what_is_no_change(change: str, message: str, refused: Callable[..., str]) -> None:
@@ -458,6 +485,7 @@ def test_what_is_no_change(change: str, message: str, refused: Callable[..., str
     [
         ("loops=3", "stepwise learning takes a loop per step, not 4 steps in 3 loops"),
         ("general=instead", "stepwise learning of look-ups takes general text beside them"),
+        ("stepwise=1", "stepwise=1 is none of the values"),
     ],
 )
 def test_what_is_no_change_of_stepwise_look_ups(change: str, message: str, refused: Callable[..., str]) -> None:

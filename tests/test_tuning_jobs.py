@@ -98,7 +98,7 @@ def test_the_first_interrupt_is_a_wish_and_the_second_is_not() -> None:
     assert len(told) == 1
 
 
-def test_depth_grows_by_success_and_a_killed_run_knows_its_depth(
+def test_depth_and_pace_grow_by_success_and_a_killed_run_knows_its_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers count as right once the loss is low, as a model this small learns no more than the wording so soon."""
@@ -110,17 +110,18 @@ def test_depth_grows_by_success_and_a_killed_run_knows_its_depth(
         return loss, torch.full_like(right, bool(loss.detach() / unit.weights.sum() < 6))
 
     monkeypatch.setattr(Objective, "forward", lenient)
-    changes = ["updates=10", "grow_every=2", "grow_at=0.75", "share=0", "deepest=3", "rate=0.03", "check_every=4"]
-    recipe = small("small-letter-adapt", *changes, "stepwise=true", "examples=6")
+    changes = ["updates=12", "grow_every=2", "grow_at=0.75", "share=0", "deepest=3", "rate=0.03", "check_every=4"]
+    recipe = small("small-letter-adapt", *changes, "stepwise=true", "examples=6", "pace=2")
     whole = tune(folder, recipe, tmp_path / "whole", tmp_path / "one")
     grown = {row["update"]: row["grown"] for row in whole.history if "grown" in row}
-    depths = {row["update"]: max(map(int, row["answers"])) for row in whole.history if "answers" in row}
-    assert list(grown.values()) == [2, 3]
+    depths = {row["update"]: max(int(name[0]) for name in row["answers"]) for row in whole.history if "answers" in row}
+    assert list(grown.values()) == [2, 3, 4]
     assert min(grown) > 2  # the loss had to fall first
     for update, depth in depths.items():
-        assert depth == max([1, *(to for at, to in grown.items() if at < update)])
-    first, second = grown
-    for stop in (1, first - 1, first, second):
+        assert depth == min(3, max([1, *(to for at, to in grown.items() if at < update)]))
+    first, second, third = grown
+    assert ["2 in 1" in row["answers"] for row in whole.history if "answers" in row] == [n > third for n in depths]
+    for stop in (1, first - 1, first, second, third):
         with pytest.raises(StoppedError):
             tune(folder, recipe, tmp_path / "parts", tmp_path / "two", stop=stop)
     parts = tune(folder, recipe, tmp_path / "parts", tmp_path / "two")

@@ -168,7 +168,7 @@ def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "
 
 
 class Data:
-    """The units of every update of a recipe, a function of (recipe, general text, update, depth) alone.
+    """The units of every update of a recipe, a function of (recipe, general text, update, level) alone.
 
     InputError at the first update that does not fit the tokenizer, the model's vocabulary or its positions.
     """
@@ -179,30 +179,30 @@ class Data:
         self.recipe, self.tokenizer, self.pools = recipe, tokenizer, pools
         self.vocabulary, self.positions = vocabulary, positions
 
-    def __call__(self, update: int, deepest: int | None = None) -> list[Unit]:
+    def __call__(self, update: int, level: int | None = None) -> list[Unit]:
         """The units of an update, counted from 0; their weights sum to 1, so that a uniform loss of 1 gives 1.
 
-        `deepest` is the largest depth asked for (default: by the recipe's schedule).
+        `level` says how deep and fast (default: by the recipe's schedule).
         """
         recipe = self.recipe
-        deepest = recipe.deepest_at(update) if deepest is None else deepest
+        level = recipe.level_at(update) if level is None else level
         if recipe.general == "instead":
             turn = _turns(recipe.general_seed, recipe.share, recipe.updates)[update]
-            found = self._general_alone(update) if turn is None else self._task(turn, deepest, 1.0)
+            found = self._general_alone(update) if turn is None else self._task(turn, level, 1.0)
         else:
-            found = self._task(update, deepest, 1.0 - recipe.share)
+            found = self._task(update, level, 1.0 - recipe.share)
             if recipe.share:
-                found += self._general_beside(update, found, recipe.loops_at(deepest))
+                found += self._general_beside(update, found, recipe.loops_at(level))
         for unit in found:
             check_tokens(unit.tokens, self.vocabulary, self.positions)
         return found
 
-    def _task(self, turn: int, deepest: int, share: float) -> list[Unit]:
+    def _task(self, turn: int, level: int, share: float) -> list[Unit]:
         recipe = self.recipe
         if recipe.text == "look-ups":
-            rows = text_rows(texts(recipe, turn, deepest), self.tokenizer)
+            rows = text_rows(texts(recipe, turn, level), self.tokenizer)
         else:
-            rows = chat_rows(examples(recipe, turn, deepest), self.tokenizer, recipe.newline)
+            rows = chat_rows(examples(recipe, turn, level), self.tokenizer, recipe.newline)
         return units(
             rows, micro=recipe.micro, averaging=recipe.averaging, share=share, kind="task", emphasis=recipe.emphasis
         )

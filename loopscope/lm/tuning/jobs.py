@@ -63,7 +63,8 @@ HISTORY, RESULT = "history.json", "result.json"
 class Progress:
     """Where a job is: updates, the last loss of the task, the mean accuracy of the last check, tokens per second.
 
-    `begun` is, by depth, the share of answers that began right in the updates since the last report.
+    `begun` is, by depth, the share of answers that began right in the updates since the last report, after the fewest
+    loops that they are given after.
     """
 
     job: str
@@ -217,8 +218,8 @@ def _prepared(
             raise InputError(f"a {recipe.family} map takes {'no' if shape else 'a'} rank") from None
     pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources or built_in()]
     data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
-    ends = ((0, recipe.deepest_at(0)), (recipe.updates - 1, recipe.deepest))
-    passes = [unit for update, deepest in ends for unit in data(update, deepest)]
+    ends = ((0, recipe.level_at(0)), (recipe.updates - 1, recipe.levels))
+    passes = [unit for update, level in ends for unit in data(update, level)]
     return _Job(
         folder, recipe, model, weights_sha256(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
         step, join(settings.device),
@@ -297,11 +298,14 @@ class _Reporter:
             last = tuner.history[-1]
             self.settings.watch(Progress(
                 self.job.recipe.name, tuner.update, self.job.recipe.updates, last["loss"],
-                sum(accuracy.values()) / max(1, len(accuracy)), _shares(last["answers"]),
+                sum(accuracy.values()) / max(1, len(accuracy)), _shares(answers_since([last], 0)),
                 tuner.tokens / max(tuner.seconds, 1e-9),
             ))  # fmt: skip
             if "grown" in last:
-                self.settings.tell(f"update {tuner.update:,}: depth {last['grown']} from here on")
+                recipe = self.job.recipe
+                depth, pace = recipe.depth_at(last["grown"]), recipe.pace_at(last["grown"])
+                now = f"depth {depth}" if pace == 1 else f"{pace} steps a loop"
+                self.settings.tell(f"update {tuner.update:,}: {now} from here on")
             if "accuracy" in last:
                 before = max(row["update"] for row in tuner.history[:-1] if "accuracy" in row)
                 since = _shares(answers_since(tuner.history, before))
@@ -309,8 +313,8 @@ class _Reporter:
                 self.settings.tell(f"update {tuner.update:,}: answers that began right since the last check: {begun}")
 
 
-def _shares(answers: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    return {depth: right / asked for depth, (right, asked) in answers.items()}
+def _shares(answers: Mapping[int, tuple[int, int]]) -> dict[str, float]:
+    return {str(depth): right / asked for depth, (right, asked) in answers.items()}
 
 
 def _result(tuner: Tuner) -> dict[str, Any]:

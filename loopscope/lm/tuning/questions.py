@@ -56,12 +56,12 @@ class Question:
     right: Callable[[str], bool]
 
 
-def examples(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Example, ...]:
+def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Example, ...]:
     """The questions of the update that is number `turn` of those with questions, counted from 0.
 
-    `deepest` is the largest depth asked for (default: by the recipe's schedule).
+    `level` says how deep they ask (default: by the recipe's schedule).
     """
-    deepest = recipe.deepest_at(turn) if deepest is None else deepest
+    deepest = recipe.depth_at(recipe.level_at(turn) if level is None else level)
     if recipe.task == "letter":
         stage = letter_training.Stage(recipe.seed, recipe.examples, deepest)
         drawn = letter_training.training(stage, turn)
@@ -81,17 +81,18 @@ def examples(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Exa
     return tuple(Example(each.prompt, each.answer, recipe.loops, each.k) for five in several for each in five)
 
 
-def texts(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Text, ...]:
+def texts(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Text, ...]:
     """The texts full of look-ups of an update; arguments as of `examples`.
 
     In stepwise learning, the depth of an answer is the number of steps that it is given after.
     """
-    deepest = recipe.deepest_at(turn) if deepest is None else deepest
+    level = recipe.level_at(turn) if level is None else level
+    deepest, pace, most = recipe.depth_at(level), recipe.pace_at(level), recipe.loops_at(level)
     end = "" if recipe.task == "letter" else "\n"
     made = []
     for j, turns in enumerate(_turns(recipe, turn, deepest)):
-        loops = 1 + j % recipe.loops_at(deepest) if recipe.stepwise else recipe.loops
-        made.append(joined(turns, loops, loops if recipe.stepwise else deepest, end))
+        loops = 1 + j % most if recipe.stepwise else most
+        made.append(joined(turns, loops, pace * loops if recipe.stepwise else deepest, end))
     return tuple(made)
 
 

@@ -36,13 +36,15 @@ class Recipe:
       ends a call (None: as the folder has it).
     - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
       questions and answers (`per_text` per depth, sequences or rounds), of which every token is.
-    - `deepest` is the largest depth asked for, reached from 1 in steps of one every `grow_every` updates (0: at once).
-      With `grow_at`, such a step is taken only if in those updates this share of the answers at the present deepest
-      depth began right, each looked at before it was learned from; otherwise the depth stays for as many updates more.
+    - `deepest` is the largest depth asked for, reached from 1 in levels of one every `grow_every` updates (0: at once).
+      With `grow_at`, the next level is taken only if in those updates this share of the answers at the present deepest
+      depth began right, each looked at before it was learned from; otherwise the level stays for as many updates more.
     - `stepwise`: a run of t loops learns the answer after step t.  Of questions, each is learned so `deepest` times.
       Of look-ups, text j is run for 1 + j mod d loops, d the largest depth asked for, and every answer in it is the one
       after at most as many steps; the general text beside is run for d loops.  So a loop is taught a step, not only a
-      whole run all of its steps, and a model which was never looped begins with what it can do in one pass.
+      whole run all of its steps, and a model which was never looped begins with what it can do in one pass.  When
+      depth has grown, there are levels up to `pace`: at pace p a run of t loops learns the answer after p t steps, so
+      that a loop is not bound to a single step.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
@@ -81,6 +83,7 @@ class Recipe:
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
     stepwise: bool = False
+    pace: int = 1
     newline: bool = True
     averaging: Literal["micro-batch", "sequence", "token"] = "micro-batch"
     emphasis: float = 1.0
@@ -97,7 +100,7 @@ class Recipe:
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("loops", "updates", "examples", "micro", "deepest", "per_text", "check_every", "checked"):
+        for name in ("loops", "updates", "examples", "micro", "deepest", "pace", "per_text", "check_every", "checked"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warmup", "horizon", "grow_every", "seed", "general_seed", "decay"):
@@ -131,6 +134,8 @@ class Recipe:
             raise InputError(f"stepwise learning takes questions of antonyms or look-ups, not questions of {self.task}")
         if self.stepwise and self.text == "look-ups" and self.general != "beside":
             raise InputError("stepwise learning of look-ups takes general text beside them, not instead")
+        if self.pace > 1 and not (self.stepwise and self.text == "look-ups" and self.grow_every):
+            raise InputError(f"a pace of {self.pace} steps is grown to in stepwise learning of look-ups alone")
         if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
             raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
 
@@ -139,13 +144,26 @@ class Recipe:
         """The learning rate by update."""
         return Schedule(self.rate, self.warmup, decay=max(0, self.horizon - self.warmup), floor=0.1)
 
-    def deepest_at(self, update: int) -> int:
-        """The largest depth asked for in an update, counted from 0; with `grow_at`, the largest that it could be."""
-        return min(self.deepest, 1 + update // self.grow_every) if self.grow_every else self.deepest
+    @property
+    def levels(self) -> int:
+        """How many levels there are: depths to the deepest, then paces."""
+        return self.deepest + self.pace - 1
 
-    def loops_at(self, deepest: int) -> int:
-        """The most often that F is called in an update of look-ups whose largest depth is this."""
-        return min(self.loops, deepest) if self.stepwise else self.loops
+    def level_at(self, update: int) -> int:
+        """The level of an update, counted from 0; with `grow_at`, the highest that it could be."""
+        return min(self.levels, 1 + update // self.grow_every) if self.grow_every else self.levels
+
+    def depth_at(self, level: int) -> int:
+        """The largest depth asked for at a level."""
+        return min(self.deepest, level)
+
+    def pace_at(self, level: int) -> int:
+        """How many steps a loop is taught at a level."""
+        return max(1, level - self.deepest + 1)
+
+    def loops_at(self, level: int) -> int:
+        """The most often that F is called in an update of look-ups at a level."""
+        return min(self.loops, level) if self.stepwise else self.loops
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""
@@ -231,7 +249,7 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
     found = Recipe(
         f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
         task, loops=4, updates=3_000, examples=texts, micro=16, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
-        decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=100,
+        decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=50,
         grow_at=0.9, stepwise=True, text="look-ups", per_text=per_text, averaging="token",
         emphasis=10.0, check_every=250,
         deviations=(OURS,),
@@ -244,7 +262,7 @@ def _small(adapt: Recipe) -> Recipe:
     new: dict[str, Any] = {
         "name": adapt.name.replace("smol-", "small-"), "about": f"{adapt.about}; from nothing", "updates": 10_000,
         "horizon": 10_000, "warmup": 200, "rate": 1e-3, "examples": 32, "micro": 32,
-        "check_every": 500, "boundary": "norm", "stepwise": False,
+        "check_every": 500, "boundary": "norm", "stepwise": False, "grow_every": 100,
         "deviations": (*adapt.deviations, "weights are random at first"),
     }  # fmt: skip
     return replace(adapt, **new)

@@ -40,9 +40,10 @@ class Tuner:
 
     `history` has a row for every window (`loss` of the task and of `general` text, gradient `norm` before clipping,
     `rate`), with the results of a check where one was made; the first row, of update 0, is a check alone.  `answers` in
-    a row are, by depth, how many answers of the window's own texts began right and how many there were: looked at in
-    the pass that they are learned from, so before it, and texts are drawn anew for every update.  `grown` is the depth
-    that a row ends with where `grow_at` let it grow; as rows are saved, a run that is resumed knows its depth.
+    a row are how many answers of the window's own texts began right and how many there were, by their depth and the
+    loops they are given after ("2 in 1"): looked at in the pass that they are learned from, so before it, and texts are
+    drawn anew for every update.  `grown` is the level
+    that a row ends with where `grow_at` let it grow; as rows are saved, a run that is resumed knows its level.
     """
 
     stage = 0  # there is one only
@@ -92,23 +93,24 @@ class Tuner:
         self.history = list(progress["history"])
         self._clear()
 
-    # ---- depth -------------------------------------------------------------------------------------------------------
+    # ---- level -------------------------------------------------------------------------------------------------------
 
-    def deepest_at(self, update: int) -> int:
-        """The largest depth that an update asks for, the next one or the one after it."""
+    def level_at(self, update: int) -> int:
+        """The level of an update, the next one or the one after it."""
         if self.recipe.grow_at is None:
-            return self.recipe.deepest_at(update)
+            return self.recipe.level_at(update)
         return next((int(row["grown"]) for row in reversed(self.history) if "grown" in row), 1)
 
     def _grow(self) -> bool:
-        """Whether depth has grown, now that a window has ended."""
-        recipe, depth = self.recipe, self.deepest_at(self.update)
-        if recipe.grow_at is None or self.update % recipe.grow_every or depth == recipe.deepest:
+        """Whether the level has grown, now that a window has ended."""
+        recipe, level = self.recipe, self.level_at(self.update)
+        if recipe.grow_at is None or self.update % recipe.grow_every or level == recipe.levels:
             return False
-        right, asked = answers_since(self.history, self.update - recipe.grow_every).get(str(depth), (0, 0))
+        counts = answers_since(self.history, self.update - recipe.grow_every)
+        right, asked = counts.get(recipe.depth_at(level), (0, 0))
         if not asked or right < recipe.grow_at * asked:
             return False
-        self.history[-1]["grown"] = depth + 1
+        self.history[-1]["grown"] = level + 1
         return True
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
@@ -126,13 +128,13 @@ class Tuner:
         if not self.history:
             self.history.append({"update": 0, **self._checked()})
         with ThreadPoolExecutor(max_workers=1) as ahead:
-            coming = ahead.submit(self._units, self.update, self.deepest_at(self.update))
+            coming = ahead.submit(self._units, self.update, self.level_at(self.update))
             while not self.done:
                 started = time.perf_counter()
                 units, shares = coming.result()
                 after = self.update + 1
                 if after < self.recipe.updates:
-                    coming = ahead.submit(self._units, after, self.deepest_at(after))
+                    coming = ahead.submit(self._units, after, self.level_at(after))
                 self._step(units)
                 for kind, (share, length) in shares.items():
                     self._shares[kind] += share
@@ -144,17 +146,17 @@ class Tuner:
                 ended = self.update % WINDOW[self.device.type] == 0 or check or growing
                 if ended:
                     self._look()
-                    if self._grow() and not last:  # what was made ahead is not deep enough
-                        coming = ahead.submit(self._units, self.update, self.deepest_at(self.update))
+                    if self._grow() and not last:  # what was made ahead is of the level before
+                        coming = ahead.submit(self._units, self.update, self.level_at(self.update))
                 self.seconds += time.perf_counter() - started
                 if check:
                     self.history[-1] |= self._checked()
                 if ended:
                     report(self)
 
-    def _units(self, update: int, deepest: int) -> tuple[list[tuple[Unit, float]], dict[str, tuple[float, int]]]:
+    def _units(self, update: int, level: int) -> tuple[list[tuple[Unit, float]], dict[str, tuple[float, int]]]:
         """This process's units on its device, and of all processes' the shares of the loss and the tokens by kind."""
-        found = self.data(update, deepest)
+        found = self.data(update, level)
         shares = {
             kind: (
                 math.fsum(float(unit.weights.sum()) for unit in found if unit.kind == kind),
@@ -174,7 +176,9 @@ class Tuner:
                 (factor * loss).backward()
             if factor > 0:
                 self._sums[KINDS.index(unit.kind)] += loss.detach()
-                self._answers.index_add_(0, unit.depths, torch.stack([right, torch.ones_like(right)], 1).float())
+                self._answers[unit.loops].index_add_(
+                    0, unit.depths, torch.stack([right, torch.ones_like(right)], 1).float()
+                )
         self._norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.recipe.clip)
         self.optimiser.step()
         self.optimiser.zero_grad()
@@ -190,7 +194,12 @@ class Tuner:
         row = {"update": self.update, "loss": means[0], "general": means[1], "norm": float(gathered(self._norm)),
                "rate": self.recipe.schedule.rate(self.update)}  # fmt: skip
         counts = self.processes.total(self._answers).long().tolist()
-        row["answers"] = {str(depth): count for depth, count in enumerate(counts) if count[1]}
+        row["answers"] = {
+            f"{depth} in {loops}": count
+            for loops, by_depth in enumerate(counts)
+            for depth, count in enumerate(by_depth)
+            if count[1]
+        }
         for name in ("loss", "general", "norm"):
             if (number := row[name]) is not None and not math.isfinite(number):
                 raise NotFiniteError(f"{self.recipe.name} stopped at update {self.update:,}: its {name} is {number}")
@@ -200,7 +209,8 @@ class Tuner:
     def _clear(self) -> None:
         self._sums = torch.zeros(len(KINDS), device=self.device)
         self._norm = torch.zeros((), device=self.device)
-        self._answers: Tensor = torch.zeros(self.recipe.deepest + 1, 2, device=self.device)  # begun right, and all
+        # Of each number of loops and each depth, how many began right, and all.
+        self._answers: Tensor = torch.zeros(self.recipe.loops + 1, self.recipe.deepest + 1, 2, device=self.device)
         self._shares = dict.fromkeys(KINDS, 0.0)
 
     def _checked(self) -> dict[str, Any]:
@@ -215,14 +225,19 @@ class Tuner:
         return len(rows) == 2 and all(min(row["accuracy"].values()) >= self.recipe.gate for row in rows)
 
 
-def answers_since(history: Sequence[Mapping[str, Any]], update: int) -> dict[str, tuple[int, int]]:
-    """By depth, how many answers began right and how many there were in the rows after an update."""
-    sums: dict[str, tuple[int, int]] = {}
+def answers_since(history: Sequence[Mapping[str, Any]], update: int) -> dict[int, tuple[int, int]]:
+    """By depth, how many answers began right and how many there were in the rows after an update.
+
+    Of a depth that is given after several numbers of loops, those after the fewest, which are the hardest.
+    """
+    sums: dict[int, dict[int, tuple[int, int]]] = {}
     for row in history:
-        for depth, (right, asked) in row.get("answers", {}).items() if row["update"] > update else ():
-            before = sums.get(depth, (0, 0))
-            sums[depth] = (before[0] + right, before[1] + asked)
-    return sums
+        for name, (right, asked) in row.get("answers", {}).items() if row["update"] > update else ():
+            depth, _, loops = map(str, name.partition(" in "))
+            by_loops = sums.setdefault(int(depth), {})
+            before = by_loops.get(int(loops), (0, 0))
+            by_loops[int(loops)] = (before[0] + right, before[1] + asked)
+    return {depth: by_loops[min(by_loops)] for depth, by_loops in sorted(sums.items())}
 
 
 def _is_of(key: str, name: str) -> bool:
