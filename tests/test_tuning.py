@@ -359,13 +359,13 @@ def test_a_stepwise_look_up_text_answers_after_as_many_steps_as_it_has_loops(tas
 
 
 def test_after_depth_the_pace_grows_and_a_loop_is_taught_several_steps() -> None:
-    given = recipe("smol-letter-adapt", ["examples=8", "pace=3", "grow_every=10"])
-    assert given.levels == 6
-    assert [(given.depth_at(n), given.pace_at(n), given.loops_at(n)) for n in range(1, 7)] == [
-        (1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 4), (4, 2, 4), (4, 3, 4),
+    given = recipe("smol-letter-adapt", ["examples=8", "pace=2.5", "grow_every=10"])
+    assert given.levels == 7
+    assert [(given.depth_at(n), given.pace_at(n), given.loops_at(n)) for n in range(1, 8)] == [
+        (1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 4), (4, 1.5, 4), (4, 2, 4), (4, 2.5, 4),
     ]  # fmt: skip
-    assert [given.level_at(update) for update in (0, 39, 40, 59, 2_000)] == [1, 4, 5, 6, 6]
-    for level, most in {4: (1, 2, 3, 4), 5: (2, 4, 4, 4), 6: (3, 4, 4, 4)}.items():
+    assert [given.level_at(update) for update in (0, 39, 40, 59, 2_000)] == [1, 4, 5, 6, 7]
+    for level, most in {4: (1, 2, 3, 4), 5: (1, 3, 4, 4), 6: (2, 4, 4, 4), 7: (2, 4, 4, 4)}.items():
         found = texts(given, 7, level)
         assert [each.loops for each in found] == [1, 2, 3, 4] * 2
         assert [max(depth for _, depth in each.answers) for each in found] == [*most, *most]
@@ -473,7 +473,9 @@ def test_numbers_of_the_paper() -> None:
         ("emphasis=10", "and 1 unless tokens of look-up texts are averaged"),
         ("emphasis=-1", "emphasis is positive"),
         ("pace=2", "a pace of 2 steps is grown to in stepwise learning of look-ups alone"),
-        ("pace=0", "pace must be at least 1"),
+        ("pace=0", "from 1 to 4 steps a loop at most, not to 0.0"),
+        ("pace=1.2", "pace grows by halves"),
+        ("pace=5", "from 1 to 4 steps a loop at most"),
     ],
 )
 def test_what_is_no_change(change: str, message: str, refused: Callable[..., str]) -> None:

@@ -110,18 +110,18 @@ def test_depth_and_pace_grow_by_success_and_a_killed_run_knows_its_level(
         return loss, torch.full_like(right, bool(loss.detach() / unit.weights.sum() < 6))
 
     monkeypatch.setattr(Objective, "forward", lenient)
-    changes = ["updates=12", "grow_every=2", "grow_at=0.75", "share=0", "deepest=3", "rate=0.03", "check_every=4"]
+    changes = ["updates=14", "grow_every=2", "grow_at=0.75", "share=0", "deepest=3", "rate=0.03", "check_every=4"]
     recipe = small("small-letter-adapt", *changes, "stepwise=true", "examples=6", "pace=2")
     whole = tune(folder, recipe, tmp_path / "whole", tmp_path / "one")
     grown = {row["update"]: row["grown"] for row in whole.history if "grown" in row}
     depths = {row["update"]: max(int(name[0]) for name in row["answers"]) for row in whole.history if "answers" in row}
-    assert list(grown.values()) == [2, 3, 4]
+    assert list(grown.values()) == [2, 3, 4, 5]
     assert min(grown) > 2  # the loss had to fall first
     for update, depth in depths.items():
         assert depth == min(3, max([1, *(to for at, to in grown.items() if at < update)]))
-    first, second, third = grown
-    assert ["2 in 1" in row["answers"] for row in whole.history if "answers" in row] == [n > third for n in depths]
-    for stop in (1, first - 1, first, second, third):
+    first, second, third, fourth = grown
+    assert ["2 in 1" in row["answers"] for row in whole.history if "answers" in row] == [n > fourth for n in depths]
+    for stop in (1, first - 1, first, second, third, fourth):
         with pytest.raises(StoppedError):
             tune(folder, recipe, tmp_path / "parts", tmp_path / "two", stop=stop)
     parts = tune(folder, recipe, tmp_path / "parts", tmp_path / "two")

@@ -304,7 +304,7 @@ class _Reporter:
             if "grown" in last:
                 recipe = self.job.recipe
                 depth, pace = recipe.depth_at(last["grown"]), recipe.pace_at(last["grown"])
-                now = f"depth {depth}" if pace == 1 else f"{pace} steps a loop"
+                now = f"depth {depth}" if pace == 1 else f"{pace:g} steps a loop"
                 self.settings.tell(f"update {tuner.update:,}: {now} from here on")
             if "accuracy" in last:
                 before = max(row["update"] for row in tuner.history[:-1] if "accuracy" in row)

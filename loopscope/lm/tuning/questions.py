@@ -92,7 +92,7 @@ def texts(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Text, ..
     made = []
     for j, turns in enumerate(_turns(recipe, turn, deepest)):
         loops = 1 + j % most if recipe.stepwise else most
-        made.append(joined(turns, loops, pace * loops if recipe.stepwise else deepest, end))
+        made.append(joined(turns, loops, int(pace * loops) if recipe.stepwise else deepest, end))
     return tuple(made)
 
 

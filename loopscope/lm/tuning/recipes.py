@@ -43,8 +43,8 @@ class Recipe:
       Of look-ups, text j is run for 1 + j mod d loops, d the largest depth asked for, and every answer in it is the one
       after at most as many steps; the general text beside is run for d loops.  So a loop is taught a step, not only a
       whole run all of its steps, and a model which was never looped begins with what it can do in one pass.  When
-      depth has grown, there are levels up to `pace`: at pace p a run of t loops learns the answer after p t steps, so
-      that a loop is not bound to a single step.
+      depth has grown, the pace does, by a half at each level from 1 to `pace`: at pace p a run of t loops learns the
+      answer after p t steps, halves left out, so that a loop is not bound to a single step.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
@@ -83,7 +83,7 @@ class Recipe:
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
     stepwise: bool = False
-    pace: int = 1
+    pace: float = 1.0
     newline: bool = True
     averaging: Literal["micro-batch", "sequence", "token"] = "micro-batch"
     emphasis: float = 1.0
@@ -100,7 +100,7 @@ class Recipe:
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("loops", "updates", "examples", "micro", "deepest", "pace", "per_text", "check_every", "checked"):
+        for name in ("loops", "updates", "examples", "micro", "deepest", "per_text", "check_every", "checked"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warmup", "horizon", "grow_every", "seed", "general_seed", "decay"):
@@ -134,8 +134,10 @@ class Recipe:
             raise InputError(f"stepwise learning takes questions of antonyms or look-ups, not questions of {self.task}")
         if self.stepwise and self.text == "look-ups" and self.general != "beside":
             raise InputError("stepwise learning of look-ups takes general text beside them, not instead")
+        if not 1 <= self.pace <= self.deepest or 2 * self.pace % 1:
+            raise InputError(f"pace grows by halves, from 1 to {self.deepest} steps a loop at most, not to {self.pace}")
         if self.pace > 1 and not (self.stepwise and self.text == "look-ups" and self.grow_every):
-            raise InputError(f"a pace of {self.pace} steps is grown to in stepwise learning of look-ups alone")
+            raise InputError(f"a pace of {self.pace:g} steps is grown to in stepwise learning of look-ups alone")
         if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
             raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
 
@@ -147,7 +149,7 @@ class Recipe:
     @property
     def levels(self) -> int:
         """How many levels there are: depths to the deepest, then paces."""
-        return self.deepest + self.pace - 1
+        return self.deepest + round(2 * (self.pace - 1))
 
     def level_at(self, update: int) -> int:
         """The level of an update, counted from 0; with `grow_at`, the highest that it could be."""
@@ -157,9 +159,9 @@ class Recipe:
         """The largest depth asked for at a level."""
         return min(self.deepest, level)
 
-    def pace_at(self, level: int) -> int:
+    def pace_at(self, level: int) -> float:
         """How many steps a loop is taught at a level."""
-        return max(1, level - self.deepest + 1)
+        return 1 + max(0, level - self.deepest) / 2
 
     def loops_at(self, level: int) -> int:
         """The most often that F is called in an update of look-ups at a level."""
