@@ -10,6 +10,7 @@ fitted, every process has the whole frozen model, and only the map's gradients a
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -104,7 +105,14 @@ def join(device: torch.device) -> Processes:
     if not several():
         return Processes(0, 1, device)
     state = extra("accelerate", "training in several processes").PartialState(cpu=device.type == "cpu")
+    atexit.register(_leave)
     return Processes(state.process_index, state.num_processes, state.device)
+
+
+def _leave() -> None:
+    """Leave the group before the interpreter ends: its threads abort a process that ends while another still talks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def everywhere(tensor: Tensor) -> Tensor:
