@@ -98,18 +98,33 @@ def test_the_first_interrupt_is_a_wish_and_the_second_is_not() -> None:
     assert len(told) == 1
 
 
-def test_depth_and_pace_grow_by_success_and_a_killed_run_knows_its_level(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers count as right once the loss is low, as a model this small learns no more than the wording so soon."""
-    folder = tuning_folder(tmp_path / "llama")
     plain = Objective.forward
 
-    def lenient(self: Objective, unit: Unit) -> Any:
+    def forward(self: Objective, unit: Unit) -> Any:
         loss, right = plain(self, unit)
         return loss, torch.full_like(right, bool(loss.detach() / unit.weights.sum() < 6))
 
-    monkeypatch.setattr(Objective, "forward", lenient)
+    monkeypatch.setattr(Objective, "forward", forward)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_gate_waits_for_the_highest_level(tmp_path: Path) -> None:
+    """Every check passes it; two in a row are asked for since the last level began."""
+    folder = tuning_folder(tmp_path / "llama")
+    shape = ["updates=14", "grow_every=2", "share=0", "deepest=2", "rate=0.03", "check_every=1", "checked=1", "gate=0"]
+    grown = tune(folder, small("small-letter-adapt", *shape, "grow_at=0.75"), tmp_path / "one", tmp_path / "store")
+    (began,) = (row["update"] for row in grown.history if "grown" in row)
+    assert grown.updates == began + 2
+    timed = tune(folder, small("small-letter-adapt", *shape, "grow_at=null"), tmp_path / "two", tmp_path / "store")
+    assert timed.updates == 4
+
+
+@pytest.mark.usefixtures("lenient")
+def test_depth_and_pace_grow_by_success_and_a_killed_run_knows_its_level(tmp_path: Path) -> None:
+    folder = tuning_folder(tmp_path / "llama")
     changes = ["updates=14", "grow_every=2", "grow_at=0.75", "share=0", "deepest=3", "rate=0.03", "check_every=4"]
     recipe = small("small-letter-adapt", *changes, "stepwise=true", "examples=6", "pace=2")
     whole = tune(folder, recipe, tmp_path / "whole", tmp_path / "one")

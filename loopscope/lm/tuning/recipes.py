@@ -54,7 +54,7 @@ class Recipe:
       "instead" of it, in this share of the updates.
     - The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon`
       (0: stays).  Training ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two
-      checks in a row (every `check_every` updates) have at least this accuracy.
+      checks in a row (every `check_every` updates) have at least this accuracy at the highest level.
     - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.
     """
 

@@ -218,10 +218,14 @@ class Tuner:
             return self.checks(self.objective)
 
     def _passed(self) -> bool:
-        """Whether the last two checks after training began have every cell at the gate."""
-        if self.recipe.gate is None:
+        """Whether the last two checks since the highest level began have every cell at the gate."""
+        if self.recipe.gate is None or self.level_at(self.update) < self.recipe.levels:
             return False
-        rows = [row for row in self.history if "accuracy" in row and row["update"] > 0][-2:]
+        if self.recipe.grow_at is None:
+            began = (self.recipe.levels - 1) * self.recipe.grow_every
+        else:
+            began = max((row["update"] for row in self.history if "grown" in row), default=0)
+        rows = [row for row in self.history if "accuracy" in row and row["update"] > began][-2:]
         return len(rows) == 2 and all(min(row["accuracy"].values()) >= self.recipe.gate for row in rows)
 
 
