@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,7 +85,42 @@ def test_recomputed_layers_change_no_value_and_no_gradient(kind: str) -> None:
 def test_layers_are_compiled_once_for_all_loops_and_shapes() -> None:
     command = [sys.executable, "-m", "tests.tuning_compiled"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
-    assert int(done.stdout) == 2  # graphs, of one row and of several, for 54 passes through a layer
+    assert int(done.stdout) == 2  # graphs, of one row and of several, for 70 passes through a layer
+
+
+@pytest.mark.parametrize("placement", ["none", "between", "after-each"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_rows_that_leave_a_pass_have_the_loss_and_gradients_of_their_own(placement: Any, recompute: bool) -> None:
+    """Four rows of 3, 2, 2 and 1 loops in one pass, and each in a pass of its own; work is counted in layers."""
+    model, step = tiny_ouro(), None if placement == "none" else ouro_map()
+    model.requires_grad_(step is None)
+    rows = [Row(tuple((i + j) % 8 for j in range(4 + i)), 1, loops) for i, loops in enumerate((2, 1, 3, 2))]
+    found = []
+    for micro in (4, 1):
+        objective = Objective(model, step, "after-each" if placement == "after-each" else "between")
+        objective.recompute = recompute
+        objective.zero_grad()
+        parts = units(rows, micro=micro, averaging="sequence", share=1.0, kind="task")
+        assert [unit.loops for unit in parts] == ([(3, 2, 2, 1)] if micro == 4 else [(3,), (2,), (2,), (1,)])
+        loss = torch.stack([objective(unit)[0] for unit in parts]).sum()
+        loss.backward()
+        trained = objective.parameters() if step is None else step.parameters()
+        found.append((loss.detach(), [each.grad.clone() for each in trained if each.grad is not None]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert max(float(each.abs().max()) for each in found[0][1]) > 0
+
+
+def test_examples_leave_a_pass_once_and_from_the_end(refused: Callable[..., str]) -> None:
+    model, tokens = tiny_ouro(), torch.arange(12).view(3, 4) % 8
+    found = states(model, tokens, F**3, examples=[3, 2, 1])
+    assert [len(found[f"h{t}"]) for t in range(4)] == [3, 3, 2, 1]
+    whole = states(model, tokens, F**3)
+    for t, count in ((1, 3), (2, 2), (3, 1)):
+        torch.testing.assert_close(found[f"h{t}"], whole[f"h{t}"][:count], rtol=0, atol=1e-5)
+    for wrong in ([3, 3], [2, 3, 1], [4, 2, 1], [3, 1, 0]):
+        assert "from 3 down to 1" in refused(InputError, partial(states, model, tokens, F**3, examples=wrong))
+    for more in ({"cache": Cache(4)}, {"mask": torch.ones(3, 4, dtype=torch.bool)}):
+        assert "cannot leave" in refused(InputError, partial(states, model, tokens, F**2, examples=[3, 2], **more))
 
 
 def test_recomputing_with_a_cache_is_refused(refused: Callable[..., str]) -> None:
@@ -201,7 +237,8 @@ def test_losses_of_passes_add_up_to_the_average(
     monkeypatch.setattr("loopscope.lm.tuning.objective.ROWS", rows_at_once)
     model = load(folder)
     lengths = [(9, 5), (12, 10), (7, 1), (5, 3), (12, 4)]
-    rows = [Row(tuple(range(3 * i, 3 * i + n)), first, 3) for i, (n, first) in enumerate(lengths)]
+    loops = [3] * 5 if averaging == "micro-batch" else [3, 1, 2, 3, 1]
+    rows = [Row(tuple(range(3 * i, 3 * i + n)), first, loops[i]) for i, (n, first) in enumerate(lengths)]
 
     def costs(row: Row) -> torch.Tensor:
         logits = model(torch.tensor([row.tokens]), loops=row.loops)[0, row.first - 1 : -1]
@@ -257,7 +294,7 @@ def test_an_update_has_a_fifth_of_general_text(folder: Path) -> None:
 
 def test_stages_are_run_for_as_many_loops(folder: Path) -> None:
     found = [unit for unit in data(recipe("antonym-stepwise", ["micro=8"]), folder)(0) if unit.kind == "task"]
-    assert [unit.loops for unit in found] == [1, 2, 3, 4]
+    assert [unit.loops for unit in found] == [(t,) * 8 for t in (4, 3, 2, 1)]
     assert [len(unit.tokens) for unit in found] == [8] * 4
     for unit in found:
         assert math.isclose(float(unit.weights.sum()), 0.2, rel_tol=1e-5)
@@ -267,10 +304,12 @@ def test_in_stepwise_look_ups_every_number_of_loops_is_learned_up_to_the_largest
     made = data(recipe("smol-letter-adapt", ["examples=4"]), folder)
     for depth in (1, 3, 4):
         found = made(5, depth)
-        assert {unit.loops for unit in found if unit.kind == "task"} == set(range(1, depth + 1))
-        assert {unit.loops for unit in found if unit.kind == "general"} == {depth}
-        for unit in found:
-            assert unit.depths.max() == unit.loops if unit.kind == "task" else not len(unit.depths)
+        (task,), general = ([unit for unit in found if unit.kind == kind] for kind in ("task", "general"))
+        assert task.loops == tuple(sorted((1 + j % depth for j in range(4)), reverse=True))
+        assert {loops for unit in general for loops in unit.loops} == {depth}
+        for loops in range(1, depth + 1):
+            assert task.depths[task.after == loops].max() == loops
+        assert not any(len(unit.depths) for unit in general)
 
 
 def test_general_text_instead_of_the_task_leaves_decks_whole(folder: Path) -> None:
@@ -396,7 +435,7 @@ def test_an_answer_begins_right_if_its_first_token_is_the_likeliest(folder: Path
     model = load(folder)
     (unit,) = data(recipe("smol-letter-adapt", ["examples=3", "share=0"]), folder)(0)
     with torch.no_grad():
-        logits = model(unit.tokens, loops=unit.loops)[unit.rows[unit.answers], unit.columns[unit.answers]]
+        logits = model(unit.tokens, loops=unit.loops[0])[unit.rows[unit.answers], unit.columns[unit.answers]]
         _, right = Objective(model)(unit)
         said = replace(unit, targets=unit.targets.index_copy(0, unit.answers[:2], logits[:2].argmax(-1)))
         _, both = Objective(model)(said)
@@ -507,12 +546,14 @@ def test_changes() -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("loops", [(4, 4, 4), (4, 2, 1)])
 @pytest.mark.parametrize("kind", ["llama", "ouro"])
-def test_the_estimate_is_what_a_pass_keeps(tmp_path: Path, kind: str, recompute: bool) -> None:
+def test_the_estimate_is_what_a_pass_keeps(tmp_path: Path, kind: str, loops: tuple[int, ...], recompute: bool) -> None:
     """Of a model large enough that what is in no formula, such as rotary tables, hardly counts."""
     model = load(tuning_folder(tmp_path / kind, kind, hidden_size=64, intermediate_size=160), loops=4)
     model.requires_grad_(True)
-    made = units([Row(tuple(range(300)), 299, 4)] * 3, micro=3, averaging="token", share=1.0, kind="task")
+    rows = [Row(tuple(range(300)), 299, each) for each in loops]
+    made = units(rows, micro=3, averaging="token", share=1.0, kind="task")
     cpu = torch.device("cpu")
     told = memory.estimate(model, None, recipe("letter"), made, device=cpu, recompute=recompute)
     kept: dict[int, int] = {each.untyped_storage().data_ptr(): 0 for each in model.parameters()}
@@ -524,7 +565,13 @@ def test_the_estimate_is_what_a_pass_keeps(tmp_path: Path, kind: str, recompute:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        _ = states(model, made[0].tokens, F**4, recompute=recompute)["h4"]
+        _ = states(
+            model,
+            made[0].tokens,
+            F**4,
+            examples=[sum(each > t for each in loops) for t in range(4)],
+            recompute=recompute,
+        )
     inside = made[0].tokens.numel() * 4 * (16 * 64 + 4 * 160) if recompute else 0  # of a layer, when it is recomputed
     assert 0.95 <= (told.activations - inside) / sum(kept.values()) <= 1.6
     count_all = sum(each.numel() for each in model.parameters())

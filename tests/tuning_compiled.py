@@ -22,12 +22,12 @@ def main() -> None:
     model = tiny_ouro()
     model.requires_grad_(True)
     for recompute in (False, True):
-        for shape in ((2, 5), (3, 9), (1, 4)):
+        for shape, examples in (((2, 5), [2, 2, 2]), ((3, 9), [3, 2, 2]), ((1, 4), [1, 1, 1]), ((4, 7), [4, 4, 1])):
             tokens = torch.arange(shape[0] * shape[1]).view(shape) % 8
             found = []
             for compiled in (False, True):
                 model.zero_grad()
-                h = states(model, tokens, F**3, recompute=recompute, compiled=compiled)["h3"]
+                h = states(model, tokens, F**3, examples=examples, recompute=recompute, compiled=compiled)["h3"]
                 h.square().sum().backward()
                 found.append((h.detach(), [each.grad for each in model.parameters() if each.grad is not None]))
             torch.testing.assert_close(found[0], found[1])

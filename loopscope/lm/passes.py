@@ -11,9 +11,10 @@ Positions count real rows only, so padding an example does not move it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
@@ -139,10 +140,14 @@ def states(
     maps: Mapping[str, TokenMap] | None = None,
     mask: Bool[Tensor, "B S"] | None = None,
     cache: Cache | None = None,
+    examples: Sequence[int] | None = None,
     recompute: bool = False,
     compiled: bool = False,
-) -> dict[str, Float[Tensor, "B R d"]]:
+) -> dict[str, Float[Tensor, "_ R d"]]:
     """The state at every point of a program without patches ("h0", "h1", "h1 J:one", ...).
+
+    `examples` says for every step how many of the B examples, counted from the first, take it (default: all); those
+    that do not have left, so a point has the states of those that came there.
 
     `mask` is False at left padding.  With a cache, `tokens` follow the rows in it, their keys and values are added, and
     `mask` covers all S = cached + R rows; without one, S = R.  Text may also be padded on the right without a mask:
@@ -153,10 +158,16 @@ def states(
     small operations of a layer by torch.compile, once for all layers, loops and shapes; values differ by rounding.
 
     Raises InputError for a program that has patches or starts from a state, a map that was not given, a mask that is no
-    left padding, more rows than positions, and `recompute` with a cache, which would be extended twice.
+    left padding, more rows than positions, `recompute` with a cache, which would be extended twice, and `examples` that
+    do not go down from B to 1 or more or come with a mask or a cache.
     """
     if recompute and cache is not None:
         raise InputError("layers cannot be recomputed with a cache: leave out one of the two")
+    taking = [len(tokens)] * len(program.steps) if examples is None else list(examples)
+    if len(taking) != len(program.steps) or any(b > a or b < 1 for a, b in pairwise([len(tokens), *taking])):
+        raise InputError(f"{taking} are not the examples of {len(program.steps)} steps, from {len(tokens)} down to 1")
+    if examples is not None and not (mask is None and cache is None):
+        raise InputError("examples cannot leave a pass with a mask or a cache")
     maps = maps or {}
     through = _compiled() if compiled else _through
     before = 0 if cache is None else cache.length
@@ -178,6 +189,8 @@ def states(
     alone = visible is None and before == 0  # decided here, so that a compiled layer knows it for certain
     found = {program.points[0]: h}
     for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
+        if taking[index] < len(h):
+            h = h[: taking[index]].clone()  # a view would be compiled anew
         if isinstance(step, Call):
             loop = program.loop_of(index)
             for number, layer in enumerate(model.layers, start=1):

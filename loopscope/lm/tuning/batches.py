@@ -50,8 +50,10 @@ class Row(NamedTuple):
 class Unit:
     """Rows that go through the model in one pass, and the tokens learned: `targets`, each read at (`rows`, `columns`).
 
-    The loss of a unit is the sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general
-    text.  `answers` are the numbers of those targets that are the first tokens of answers, `depths` what they answer.
+    `loops` are those of every row, the most first: rows leave the pass one after another.  The loss of a unit is the
+    sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general text.  `answers` are the
+    numbers of those targets that are the first tokens of answers, `depths` what they answer, and `after` the loops they
+    are read after.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -61,7 +63,8 @@ class Unit:
     weights: Float[Tensor, " n"]
     answers: Int[Tensor, " answers"]
     depths: Int[Tensor, " answers"]
-    loops: int
+    after: Int[Tensor, " answers"]
+    loops: tuple[int, ...]
     kind: Literal["task", "general"]
     length: int  # of all rows together, without padding
 
@@ -69,7 +72,7 @@ class Unit:
         """The same on a device; a GPU fetches it while it works."""
         if device.type == "cpu":
             return self
-        names = ("tokens", "rows", "columns", "targets", "weights", "answers", "depths")
+        names = ("tokens", "rows", "columns", "targets", "weights", "answers", "depths", "after")
         moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in names}
         return replace(self, **moved)
 
@@ -118,11 +121,13 @@ def units(
     """Rows in passes of up to `micro` rows, whose losses add up to `share` times the average of the learned tokens.
 
     In the average over tokens, the first token of an answer counts `emphasis` times.
-    Micro-batches keep the order of the rows, as their average depends on it; otherwise rows of like length go together.
+    Micro-batches keep the order of the rows, as their average depends on it, and have one number of loops; otherwise
+    rows that are run often, and of those the long ones, go together.
     """
-    if averaging != "micro-batch":
-        rows = sorted(rows, key=lambda row: (row.loops, len(row.tokens)))
-    alike = [list(some) for _, some in itertools.groupby(rows, key=lambda row: row.loops)]
+    if averaging == "micro-batch":
+        alike = [list(some) for _, some in itertools.groupby(rows, key=lambda row: row.loops)]
+    else:
+        alike = [sorted(rows, key=lambda row: (-row.loops, -len(row.tokens)))]
     passes = [some[start : start + micro] for some in alike for start in range(0, len(some), micro)]
     learned = sum(len(row.tokens) - row.first + (emphasis - 1) * len(row.answers) for row in rows)
     found = []
@@ -145,12 +150,15 @@ def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "
     places = torch.arange(len(rows)).repeat_interleave(counts)
     columns = torch.cat([torch.arange(row.first - 1, len(row.tokens) - 1) for row in rows])
     before = (counts.cumsum(0) - counts).tolist()  # targets of earlier rows
-    answers = [
-        (start + first - row.first, depth)
-        for start, row in zip(before, rows, strict=True)
-        for first, depth in row.answers
-    ]
-    firsts = torch.tensor([number for number, _ in answers], dtype=torch.long)
+    answers = torch.tensor(
+        [
+            (start + first - row.first, depth, row.loops)
+            for start, row in zip(before, rows, strict=True)
+            for first, depth in row.answers
+        ],
+        dtype=torch.long,
+    )
+    firsts, depths, after = answers.reshape(-1, 3).unbind(1)
     weighed = torch.tensor(weights).repeat_interleave(counts)
     weighed[firsts] *= emphasis
     return Unit(
@@ -160,8 +168,9 @@ def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "
         targets=tokens[places, columns + 1],
         weights=weighed,
         answers=firsts,
-        depths=torch.tensor([depth for _, depth in answers], dtype=torch.long),
-        loops=rows[0].loops,
+        depths=depths,
+        after=after,
+        loops=tuple(row.loops for row in rows),
         kind=kind,
         length=sum(len(row.tokens) for row in rows),
     )

@@ -80,10 +80,10 @@ def estimate(
     layer = 4 * (8 * d + 8 * heads) + product * 4 * mlp
     activations, logits = 0, 0
     for unit in units:
-        rows = unit.tokens.numel()
-        held = layers * unit.loops * 4 * d + layer if recompute else layers * unit.loops * layer
-        closing = unit.loops * 3 * 4 * d if model.boundary == "norm" else 0
-        activations = max(activations, rows * (held + closing))
+        length, calls = unit.tokens.shape[1], sum(unit.loops)
+        held = calls * layers * 4 * d + len(unit.loops) * layer if recompute else calls * layers * layer
+        closing = calls * 3 * 4 * d if model.boundary == "norm" else 0
+        activations = max(activations, length * (held + closing))
         logits = max(logits, min(len(unit.targets), ROWS) * model.vocabulary * (product + 8))
     return Memory(
         weights=4 * size // parts + whole + (2 * size if gpu and step is None else 0) - frozen,

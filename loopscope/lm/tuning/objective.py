@@ -6,6 +6,7 @@ the pass has.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -69,11 +70,7 @@ class Objective(nn.Module):
 
         An answer begins right if its first token is the likeliest, given the right text before it.
         """
-        program = self.program(unit.loops)
-        maps = {} if self.step is None else {MAP: self.steer}
-        recompute = self.recompute and torch.is_grad_enabled()
-        found = states(self.model, unit.tokens, program, maps=maps, recompute=recompute, compiled=self.compiled)
-        h, targets = found[program.points[-1]][unit.rows, unit.columns], unit.targets
+        h, targets = self._last(unit)[unit.rows, unit.columns], unit.targets
         if len(targets) <= ROWS:
             loss = self._cost(h, targets, unit.weights)
         else:
@@ -83,6 +80,26 @@ class Objective(nn.Module):
         with torch.no_grad():  # behind the loss: of weights cast under autocast, those with gradients are kept for both
             right = self.model.read(h[unit.answers]).argmax(-1) == targets[unit.answers]
         return loss, right
+
+    def _last(self, unit: Unit) -> Float[Tensor, "B T d"]:
+        """The state of every row after its own number of loops, each taking no more steps than it needs."""
+        program = self.program(unit.loops[0])
+        steps = [len(self.program(loops).steps) for loops in unit.loops]
+        found = states(
+            self.model,
+            unit.tokens,
+            program,
+            maps={} if self.step is None else {MAP: self.steer},
+            examples=[sum(mine > before for mine in steps) for before in range(len(program.steps))],
+            recompute=self.recompute and torch.is_grad_enabled(),
+            compiled=self.compiled,
+        )
+        parts, first = [], 0
+        for mine, alike in groupby(steps):
+            last = first + len(list(alike))
+            parts.append(found[program.points[mine]][first:last])
+            first = last
+        return torch.cat(parts)
 
     def _cost(
         self, h: Float[Tensor, "n d"], targets: Int[Tensor, " n"], weights: Float[Tensor, " n"]

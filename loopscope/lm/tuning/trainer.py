@@ -176,9 +176,8 @@ class Tuner:
                 (factor * loss).backward()
             if factor > 0:
                 self._sums[KINDS.index(unit.kind)] += loss.detach()
-                self._answers[unit.loops].index_add_(
-                    0, unit.depths, torch.stack([right, torch.ones_like(right)], 1).float()
-                )
+                counted = torch.stack([right, torch.ones_like(right)], 1).float()
+                self._answers.index_put_((unit.after, unit.depths), counted, accumulate=True)
         self._norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.recipe.clip)
         self.optimiser.step()
         self.optimiser.zero_grad()
