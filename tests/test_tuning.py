@@ -90,8 +90,8 @@ def test_layers_are_compiled_once_for_all_loops_and_shapes() -> None:
 
 @pytest.mark.parametrize("placement", ["none", "between", "after-each"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_rows_that_leave_a_pass_have_the_loss_and_gradients_of_their_own(placement: Any, recompute: bool) -> None:
-    """Four rows of 3, 2, 2 and 1 loops in one pass, and each in a pass of its own; work is counted in layers."""
+def test_rows_that_leave_a_pass_have_the_loss_and_gradients_of_their_own(placement: str, recompute: bool) -> None:
+    """Four rows of 3, 2, 2 and 1 loops in one pass, and each in a pass of its own."""
     model, step = tiny_ouro(), None if placement == "none" else ouro_map()
     model.requires_grad_(step is None)
     rows = [Row(tuple((i + j) % 8 for j in range(4 + i)), 1, loops) for i, loops in enumerate((2, 1, 3, 2))]
