@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from loopscope.experiments import language_protocols
+from loopscope.experiments.language import map_key
 from loopscope.experiments.language_protocols import Plan, plan
 from loopscope.experiments.records import RECORD
+from loopscope.lm.folders import weights_sha256
 from loopscope.lm.tuning.recipes import Recipe
+from loopscope.maps import load_map
 from loopscope.store import Store
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
@@ -85,6 +88,30 @@ def test_a_protocol_is_its_stages_one_by_one(command: Command, tmp_path: Path) -
     for stage, folder in zip(names[:2], "ab", strict=True):
         assert weights(tmp_path / "made" / stage) == weights(tmp_path / folder)
     assert found("store") == found("other") != set()
+
+
+def test_an_export_has_records_maps_and_how_models_were_trained(command: Command) -> None:
+    """By their inputs, a record leads to its map and its model, and each model to the one it was made from."""
+    code, _, err = command(*ONE, *shortened("iterations", "smol"), "--export", "kept")
+    assert (code, {each.name for each in Path("kept").iterdir()}) == (0, {RECORD, "lm-map", "lm-training"}), err
+    kept = Store("kept")
+    (record,), (fitted,) = kept.all(RECORD), kept.all("lm-map")
+    assert record.manifest.inputs["map"] == map_key(load_map(fitted.folder))
+    assert load_map(fitted.folder).b.dtype == torch.float16
+    made = {each.manifest.inputs["made"]: each for each in kept.all("lm-training")}
+    last = made[record.manifest.inputs["weights"]]
+    assert fitted.manifest.inputs == {"weights": last.manifest.inputs["made"]}
+    first = made[last.manifest.inputs["weights"]]
+    assert [each.manifest.config["recipe"]["name"] for each in (first, last)] == [
+        "smol-iterations-adapt",
+        "smol-iterations",
+    ]
+    assert first.manifest.inputs["weights"] == weights_sha256(Path("plain"))
+    assert last.json("history.json.xz") == json.loads(Path("made/smol-iterations/history.json").read_text("utf-8"))
+    # What was trained before it was noted is noted when it is looked up.
+    Store("store").remove("lm-training", last.key)
+    assert command(*ONE, *shortened("iterations", "smol"), "--export", "again")[0] == 0
+    assert {each.key for each in Store("again").all("lm-training")} == {each.key for each in made.values()}
 
 
 def test_what_is_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,14 @@ def lm_reproduce(
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
     compiled: Compiled = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Also copy the records, maps and training histories of the store to this one.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a protocol, fit its map, test both.  The same command goes on after an interruption."""
     from loopscope.experiments.language_protocols import Amount, Trained, carry_out, plan
+    from loopscope.experiments.language_protocols import export as export_all
     from loopscope.lm.tuning.processes import several
 
     if several():
@@ -51,7 +55,7 @@ def lm_reproduce(
     check_batch(batch)
     asked = plan(protocol, scale, changes or (), Amount(cases, batch))
     ending = ending_named(boundary)
-    refuse_files(out)
+    refuse_files(out, export)
     target = store_to_be(store)
     outcomes: list[Trained | Record] = []
     with at_work(text, device, save_every, compiled) as (sources, settings, shown):
@@ -62,6 +66,8 @@ def lm_reproduce(
             if not as_json:
                 with shown.aside():
                     print_tuning(*each) if isinstance(each, Trained) else print_record(each)
+    if export is not None:
+        export_all(target, store_to_be(export))
     if as_json:
         print_json({
             "stages": [tuning_json(*each) for each in outcomes if isinstance(each, Trained)],

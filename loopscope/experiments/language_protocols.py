@@ -21,12 +21,13 @@ from loopscope.experiments.language import (
     measure_iterations,
     measure_letters,
 )
-from loopscope.experiments.records import Record
+from loopscope.experiments.records import RECORD, Record
 from loopscope.lm import antonym_tests, iteration_tests, letter_tests
 from loopscope.lm.asking import Tell
 from loopscope.lm.general_text import Source
 from loopscope.lm.passes import Boundary
-from loopscope.lm.tuning.jobs import Finished, Settings, finetune, fit
+from loopscope.lm.tuning.jobs import KIND as MAP
+from loopscope.lm.tuning.jobs import TRAINING, Finished, Settings, finetune, fit
 from loopscope.lm.tuning.recipes import Recipe, recipe
 from loopscope.store import Store
 
@@ -187,6 +188,20 @@ def carry_out(
         yield from measure(subject, store, asked.amount, say)
         del subject
         _release()
+
+
+def export(store: Store, results: Store) -> int:
+    """Copy all records of a store to another, with the maps they are of and how models were trained; how many records.
+
+    InputError where there is none.
+    """
+    there = store.all(RECORD)
+    if not there:
+        raise InputError(f"{store.root} has no records to export")
+    for kind in (RECORD, MAP, TRAINING):
+        for artefact in store.all(kind):
+            results.adopt(artefact)
+    return len(there)
 
 
 def _release() -> None:

@@ -1,9 +1,10 @@
 """Fine-tune a model folder, or fit a map to one: find what is finished, go on with what is begun, write what is new.
 
 A fine-tuned model is an ordinary model folder with its tokenizer; `loopscope.json` in it says how it is looped and
-where it comes from, `history.json` how training went.  A fitted map is an artefact of a store, in the form of every
-saved map, which names the SHA-256 of the weights it was fitted to.  Both appear whole or not at all.  Checkpoints are
-artefacts of the store too; the same call goes on from the last one.
+where it comes from, `history.json` how training went.  The same goes into the store, as an artefact that can be kept
+where the weights are too large to be.  A fitted map is an artefact of the store, in the form of every saved map, which
+names the SHA-256 of the weights it was fitted to.  Each appears whole or not at all.  Checkpoints are artefacts of the
+store too; the same call goes on from the last one.
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ from loopscope.training.checkpoints import Checkpoints, alone
 KIND = "lm-map"
 """What fitted maps of language models are called in a store."""
 
-HISTORY, RESULT = "history.json", "result.json"
+TRAINING = "lm-training"
+"""How a model was trained, by a recipe, from weights ("weights") to weights ("made"), both named by their SHA-256."""
+
+HISTORY, RESULT, TRAINED = "history.json", "result.json", "history.json.xz"
+
+SAVED = {"fp32": torch.float32, "fp16": torch.float16}
+"""What maps can be saved in."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,8 @@ def finetune(
     if out.exists() or out.is_symlink():
         if out.is_dir() and read_looped(out).get("job") == digest(job.identity):
             result = read_json(out / HISTORY)
+            if job.processes.first:
+                _note(job, store, out, result)
             return Finished(out, None, result["updates"], result["history"], result["tokens"], result["seconds"])
         raise InputError(f"{out} exists already; give a folder that does not")
 
@@ -165,6 +174,7 @@ def finetune(
         about = {"loops": job.model.loops, "boundary": job.model.boundary, "job": digest(job.identity),
                  "from": job.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
         _write_folder(out, folder, whole, about, _result(tuner))
+        _note(job, store, out, _result(tuner))
         return Finished(out, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
 
     return _run(job, store, settings, write)
@@ -188,7 +198,7 @@ def fit(
         step = tuner.objective.step
         assert step is not None
         with store.write(KIND, job.config, job.inputs, device=job.processes.device) as draft:
-            for name, data in map_files(step).items():
+            for name, data in map_files(step.to(SAVED[recipe.saved])).items():
                 draft.bytes(name, data)
             draft.json(FITTED, {**job.config, **job.inputs})
             draft.json(RESULT, _result(tuner))
@@ -319,6 +329,14 @@ def _shares(answers: Mapping[int, tuple[int, int]]) -> dict[str, float]:
 
 def _result(tuner: Tuner) -> dict[str, Any]:
     return {"updates": tuner.update, "history": tuner.history, "tokens": tuner.tokens, "seconds": tuner.seconds}
+
+
+def _note(job: _Job, store: Store, out: Path, result: Mapping[str, Any]) -> None:
+    """How the model in `out` was trained, into the store; what is there stays."""
+    inputs = {**job.inputs, "made": weights_sha256(out)}
+    if store.find(TRAINING, job.config, inputs) is None:
+        with store.write(TRAINING, job.config, inputs, device=job.processes.device) as draft:
+            draft.json(TRAINED, result)
 
 
 def _fitted(artefact: Artefact) -> Finished:

@@ -55,7 +55,8 @@ class Recipe:
     - The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon`
       (0: stays).  Training ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two
       checks in a row (every `check_every` updates) have at least this accuracy at the highest level.
-    - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.
+    - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.  It is
+      fitted in fp32 and `saved` in that or, rounded, in fp16; a test takes what was saved.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Recipe:
     family: Literal["dense", "residual-low-rank", "diagonal-low-rank"] = "dense"
     rank: int | None = None
     init: int = 20_260_915
+    saved: Literal["fp32", "fp16"] = "fp32"
     check_every: int = 100
     checked: int = 16
     gate: float | None = None
@@ -276,7 +278,7 @@ def _smol(made: Recipe, **changes: Any) -> Recipe:
     if made.trains == "weights":
         trained |= {"updates": 1_000, "horizon": 1_000, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95}
     else:
-        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4}
+        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16"}
     common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": None, "deviations": (*made.deviations, OURS)}
     about = made.about.replace(" `", " `smol-")
     return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
