@@ -14,9 +14,19 @@ from typing import Any
 import torch
 
 from loopscope.artefacts import BACKBONE, MAP, name_of
-from loopscope.errors import InputError
 from loopscope.experiments.histories import keep
-from loopscope.experiments.records import PIECE, RECORD, Facts, Predictions, Record, config_of, in_words, load, save
+from loopscope.experiments.records import (
+    PIECE,
+    RECORD,
+    Facts,
+    Predictions,
+    Record,
+    config_of,
+    copy_records,
+    in_words,
+    load,
+    save,
+)
 from loopscope.experiments.subject import Meter, Subject, load_subject
 from loopscope.experiments.suite import (
     COHORTS,
@@ -209,11 +219,10 @@ def _select(cohort: Cohort, store: Store, device: torch.device, tell: Tell) -> t
 
 
 def export(records: Store, results: Store) -> int:
-    """Copy all records of a store to another, and the histories of its weights; how many records there are."""
-    there = records.all(RECORD)
-    if not there:
-        raise InputError(f"{records.root} has no records to export")
-    for artefact in there:
-        results.adopt(artefact)
+    """Copy all records of a store to another, and the histories of its weights; how many records there are.
+
+    InputError where there is none.
+    """
+    count = copy_records(records, results)
     keep(records, results)
-    return len(there)
+    return count

@@ -21,7 +21,7 @@ from loopscope.experiments.language import (
     measure_iterations,
     measure_letters,
 )
-from loopscope.experiments.records import RECORD, Record
+from loopscope.experiments.records import Record, copy_records
 from loopscope.lm import antonym_tests, iteration_tests, letter_tests
 from loopscope.lm.asking import Tell
 from loopscope.lm.general_text import Source
@@ -195,13 +195,11 @@ def export(store: Store, results: Store) -> int:
 
     InputError where there is none.
     """
-    there = store.all(RECORD)
-    if not there:
-        raise InputError(f"{store.root} has no records to export")
-    for kind in (RECORD, MAP, TRAINING):
+    count = copy_records(store, results)
+    for kind in (MAP, TRAINING):
         for artefact in store.all(kind):
             results.adopt(artefact)
-    return len(there)
+    return count
 
 
 def _release() -> None:

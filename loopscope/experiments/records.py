@@ -210,3 +210,13 @@ def records(store: Store, experiment: str | None = None) -> list[Record]:
     """Every readable record of a store (of one experiment), by name of the backbone."""
     found = [each for each in store.all(RECORD) if experiment in (None, each.manifest.config.get("experiment"))]
     return sorted(map(load, found), key=lambda record: (record.experiment, record.facts.name))
+
+
+def copy_records(store: Store, results: Store) -> int:
+    """Copy all records of a store to another; how many there are.  InputError for none."""
+    there = store.all(RECORD)
+    if not there:
+        raise InputError(f"{store.root} has no records to export")
+    for artefact in there:
+        results.adopt(artefact)
+    return len(there)

@@ -62,9 +62,6 @@ TRAINING = "lm-training"
 
 HISTORY, RESULT, TRAINED = "history.json", "result.json", "history.json.xz"
 
-SAVED = {"fp32": torch.float32, "fp16": torch.float16}
-"""What maps can be saved in."""
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -173,8 +170,9 @@ def finetune(
         whole = {name.removeprefix("model."): each for name, each in weights.items()}
         about = {"loops": job.model.loops, "boundary": job.model.boundary, "job": digest(job.identity),
                  "from": job.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
-        _write_folder(out, folder, whole, about, _result(tuner))
-        _note(job, store, out, _result(tuner))
+        result = _result(tuner)
+        _write_folder(out, folder, whole, about, result)
+        _note(job, store, out, result)
         return Finished(out, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
 
     return _run(job, store, settings, write)
@@ -198,7 +196,7 @@ def fit(
         step = tuner.objective.step
         assert step is not None
         with store.write(KIND, job.config, job.inputs, device=job.processes.device) as draft:
-            for name, data in map_files(step.to(SAVED[recipe.saved])).items():
+            for name, data in map_files(step.half() if recipe.saved == "fp16" else step).items():
                 draft.bytes(name, data)
             draft.json(FITTED, {**job.config, **job.inputs})
             draft.json(RESULT, _result(tuner))

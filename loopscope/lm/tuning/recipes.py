@@ -132,7 +132,7 @@ class Recipe:
             raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
         if self.stepwise and self.deepest > self.loops:
             raise InputError(f"stepwise learning takes a loop per step, not {self.deepest} steps in {self.loops} loops")
-        if self.stepwise and (self.task, self.text) in (("letter", "questions"), ("iterations", "questions")):
+        if self.stepwise and self.text == "questions" and self.task != "antonym":
             raise InputError(f"stepwise learning takes questions of antonyms or look-ups, not questions of {self.task}")
         if self.stepwise and self.text == "look-ups" and self.general != "beside":
             raise InputError("stepwise learning of look-ups takes general text beside them, not instead")

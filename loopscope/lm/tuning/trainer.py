@@ -42,8 +42,8 @@ class Tuner:
     `rate`), with the results of a check where one was made; the first row, of update 0, is a check alone.  `answers` in
     a row are how many answers of the window's own texts began right and how many there were, by their depth and the
     loops they are given after ("2 in 1"): looked at in the pass that they are learned from, so before it, and texts are
-    drawn anew for every update.  `grown` is the level
-    that a row ends with where `grow_at` let it grow; as rows are saved, a run that is resumed knows its level.
+    drawn anew for every update.  `grown` is the level that a row ends with where `grow_at` let it grow; as rows are
+    saved, a run that is resumed knows its level.
     """
 
     stage = 0  # there is one only
@@ -236,10 +236,10 @@ def answers_since(history: Sequence[Mapping[str, Any]], update: int) -> dict[int
     sums: dict[int, dict[int, tuple[int, int]]] = {}
     for row in history:
         for name, (right, asked) in row.get("answers", {}).items() if row["update"] > update else ():
-            depth, _, loops = map(str, name.partition(" in "))
-            by_loops = sums.setdefault(int(depth), {})
-            before = by_loops.get(int(loops), (0, 0))
-            by_loops[int(loops)] = (before[0] + right, before[1] + asked)
+            depth, loops = map(int, name.split(" in "))
+            by_loops = sums.setdefault(depth, {})
+            before = by_loops.get(loops, (0, 0))
+            by_loops[loops] = (before[0] + right, before[1] + asked)
     return {depth: by_loops[min(by_loops)] for depth, by_loops in sorted(sums.items())}
 
 
