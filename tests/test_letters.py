@@ -152,11 +152,11 @@ def test_a_lookup_text_answers_every_question_truly() -> None:
     assert len(set(found.turns)) == 24
 
 
-def test_depths_rise_and_are_equally_frequent() -> None:
+def test_depths_fall_and_are_equally_frequent() -> None:
     (found,) = letter_training.adaptation(0, texts=1, questions=23, deepest=4)
     depths = [letter.k for letter in found.letters]
-    assert depths == sorted(depths)
-    assert Counter(depths) == {1: 6, 2: 6, 3: 6, 4: 5}
+    assert depths == sorted(depths, reverse=True)
+    assert Counter(depths) == {4: 6, 3: 6, 2: 6, 1: 5}
 
 
 def test_texts_of_an_update() -> None:

@@ -201,7 +201,7 @@ def test_examples_are_those_of_the_tasks() -> None:
 
 def test_depths_grow_from_one() -> None:
     for task in ("letter", "antonym", "iterations"):
-        grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=2"])
+        grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=4"])
         assert [grown.level_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
         lengths = [sum(len(each.text) for each in texts(grown, update)) for update in (0, 10, 20, 30)]
         assert all(b > a for a, b in pairwise(lengths))
@@ -379,22 +379,38 @@ def test_look_up_texts_are_those_of_the_tasks() -> None:
 
 @pytest.mark.parametrize("task", ["letter", "antonym", "iterations"])
 def test_a_stepwise_look_up_text_answers_after_as_many_steps_as_it_has_loops(task: str) -> None:
-    """Its questions are those of the plain text.  An answer for which there are loops enough is its answer, too."""
+    """Its questions are those of the plain text, less those whose answer would be there already.
+
+    An answer for which there are loops enough is that of the plain text.
+    """
     by_step, plain = recipe(f"smol-{task}-adapt", ["examples=6"]), recipe(f"small-{task}-adapt", ["examples=6"])
     whole, found = texts(plain, 2, 3), texts(by_step, 2, 3)
     assert [each.loops for each in found] == [1, 2, 3, 1, 2, 3]
     for text, same in zip(found, whole, strict=True):
-        depths = [depth for _, depth in same.answers]
-        assert [depth for _, depth in text.answers] == [min(depth, text.loops) for depth in depths]
-        assert set(depths) == {1, 2, 3}
-        said, wanted = _said(text), _said(same)
-        assert [before for before, _ in said] == [before for before, _ in wanted]
-        enough = [depth <= text.loops for depth in depths]
-        assert all(a == b for a, b, right in zip(said, wanted, enough, strict=True) if right)
+        assert {depth for _, depth in same.answers} == {1, 2, 3}
+        asked = zip(_said(same), same.answers, strict=True)
+        for (before, answer), (_, depth) in zip(_said(text), text.answers, strict=True):
+            wanted, steps = next((name, steps) for (question, name), (_, steps) in asked if question == before)
+            assert depth == min(steps, text.loops)
+            assert answer == wanted or depth < steps
         assert (text.text == same.text) == (text.loops == 3)
-    if task == "letter":  # six questions at each depth; the graph is a cycle, so one step of another is another name
-        letter = letter_training.adaptation(2, texts=6, questions=18, deepest=3, first_seed=by_step.seed)[0].letters[-1]
-        assert _said(found[0])[-1][1] == letter.taker(letter.start, 1) != letter.taker(letter.start, 3)
+
+
+def test_a_stepwise_look_up_text_has_no_answer_that_could_be_copied() -> None:
+    given = recipe("smol-letter-adapt", ["examples=4", "pace=2"])
+    for level, most in {4: (1, 2, 3, 4), 6: (2, 4, 4, 4)}.items():
+        found = texts(given, 2, level)
+        drawn = letter_training.adaptation(2, texts=4, questions=24, deepest=4, first_seed=given.seed)
+        for text, plain, steps in zip(found, drawn, most, strict=True):
+            starts: dict[tuple[str, int], str] = {}
+            for letter, (before, _) in zip(plain.letters, plain.turns, strict=True):
+                starts.setdefault((letter.start, min(letter.k, steps)), before)
+            wanted = [plain.letters[0].taker(start, depth) for start, depth in starts]
+            assert [text.text[place:].split("\n")[0] for place, _ in text.answers] == wanted
+            assert [depth for _, depth in text.answers] == [depth for _, depth in starts]
+            assert text.text == "".join(before + name for before, name in zip(starts.values(), wanted, strict=True))
+    given = recipe("smol-antonym-adapt", ["examples=4"])
+    assert [len(text.answers) for text in texts(given, 2, 4)] == [given.per_text * loops for loops in (1, 2, 3, 4)]
 
 
 def test_after_depth_the_pace_grows_and_a_loop_is_taught_several_steps() -> None:

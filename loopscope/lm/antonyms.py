@@ -348,8 +348,9 @@ def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[
 
 
 class Turn(NamedTuple):
-    """A part of a dense text: what comes before an answer, and deletions 1, 2, ... to the one that is the answer."""
+    """A part of a dense text: which words it is about, what comes before an answer, and deletions 1, 2, ... to it."""
 
+    words: tuple[str, ...]
     before: str
     stages: tuple[str, ...]
 
@@ -388,7 +389,7 @@ def dense_turns(
             source.shuffle(asked)
         apart = ("\n\n" if turns else "") + _introduction(request.words, template)
         for k in asked:
-            turns.append(Turn(f"{apart}\n{QUESTIONS[form].format(k=k)} ", request.stages[:k]))
+            turns.append(Turn(request.words, f"{apart}\n{QUESTIONS[form].format(k=k)} ", request.stages[:k]))
             apart = ""
     return tuple(turns)
 

@@ -100,12 +100,13 @@ class Lookups:
 
 
 def lookups(seed: int, template: int, deepest: int, questions: int) -> Lookups:
-    """A text of `questions` questions whose depths rise from 1 to `deepest`, each depth equally often up to one.
+    """A text of `questions` questions whose depths fall from `deepest` to 1, each depth equally often up to one.
 
     No question is asked twice, so up to depth ten no answer can be copied from before: hence at most ten questions per
-    depth, and at least one, or InputError.  An earlier answer can still stand in for several transfers of a later
-    question.  And the answers of one depth all differ, so who follows no rule, but remembers what was answered, names
-    the next one with chance 1/10, 1/9, ...: on average 14 % of six questions per depth, 29 % of ten.
+    depth, and at least one, or InputError.  As depths fall, no earlier answer takes a deeper question part of its way,
+    just as in a question that stands alone.  The answers of one depth all differ, so who follows no rule, but remembers
+    what was answered, names the next one with chance 1/10, 1/9, ...: on average 14 % of six questions per depth, 29 %
+    of ten.
 
     The graph is that of `held().free_seed(seed)`; the template is one of 0-4.
     """
@@ -116,7 +117,7 @@ def lookups(seed: int, template: int, deepest: int, questions: int) -> Lookups:
         raise InputError(f"depths up to {deepest} take {most}, one to ten for each depth, not {questions}")
     rng = random.Random(held().free_seed(seed))
     letter = draw_from(rng, 1, template)
-    depths = groupby(1 + q * deepest // questions for q in range(questions))
+    depths = groupby(deepest - q * deepest // questions for q in range(questions))
     asked = [(k, start) for k, group in depths for start in rng.sample(NAMES, len(list(group)))]
     return Lookups(tuple(replace(letter, k=k, start=start) for k, start in asked))
 

@@ -5,9 +5,10 @@ All of it is a function of (recipe, update) alone, and of nothing that is evalua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from loopscope.lm import antonyms, iterations, letter_training, letters
 from loopscope.lm.tuning.recipes import Recipe
@@ -32,15 +33,29 @@ class Text:
     answers: tuple[tuple[int, int], ...]
 
 
-Turn = tuple[str, Sequence[str]]
-"""A part of a text: what comes before an answer, and the answers after 1, 2, ... steps up to the one asked for."""
+class Turn(NamedTuple):
+    """A part of a text: what is asked about, what comes before an answer, and the answers after 1, 2, ... steps.
+
+    The last of these is the one asked for.
+    """
+
+    subject: Hashable
+    before: str
+    stages: Sequence[str]
 
 
 def joined(turns: Iterable[Turn], loops: int, most: int, end: str = "") -> Text:
-    """The text of turns, one after another, every answer given after at most `most` steps, which are its depth."""
-    text, answers = "", []
-    for before, stages in turns:
+    """The text of turns, one after another, every answer given after at most `most` steps, which are its depth.
+
+    Where several turns ask about one subject for more steps than that, they have one answer: the first of them alone is
+    in the text, as in the others it could be copied.
+    """
+    text, answers, given = "", [], set()
+    for subject, before, stages in turns:
         depth = min(most, len(stages))
+        if (subject, depth) in given:
+            continue
+        given.add((subject, depth))
         answers.append((len(text) + len(before), depth))
         text += before + stages[depth - 1]
     return Text(text + end, loops, tuple(answers))
@@ -108,14 +123,14 @@ def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
         )
         for text in drawn:
             yield (
-                (before, [letter.taker(letter.start, steps) for steps in range(1, letter.k + 1)])
+                Turn(letter.start, before, [letter.taker(letter.start, steps) for steps in range(1, letter.k + 1)])
                 for (before, _), letter in zip(text.turns, text.letters, strict=True)
             )
         return
     for seed in range(recipe.seed + recipe.examples * turn, recipe.seed + recipe.examples * (turn + 1)):
         if recipe.task == "antonym":
             asked = {"longest": deepest, "sequences": recipe.per_text}
-            yield iter(antonyms.dense_turns(seed, **asked, form=recipe.form, order="shuffled"))
+            yield (Turn(*turn) for turn in antonyms.dense_turns(seed, **asked, form=recipe.form, order="shuffled"))
         else:
             yield _asked(iterations.dense_requests(seed, longest=deepest, rounds=recipe.per_text))
 
@@ -123,7 +138,7 @@ def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
 def _asked(requests: Iterable[iterations.Request]) -> Iterator[Turn]:
     for number, each in enumerate(requests):
         before = ("\n\n" if number else "") + each.prompt + " "
-        yield before, [each.answer_after(steps) for steps in range(1, each.k + 1)]
+        yield Turn((each.task, each.start), before, [each.answer_after(steps) for steps in range(1, each.k + 1)])
 
 
 def questions(recipe: Recipe) -> tuple[Question, ...]:
