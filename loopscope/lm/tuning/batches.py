@@ -72,9 +72,12 @@ class Unit:
         """The same on a device; a GPU fetches it while it works."""
         if device.type == "cpu":
             return self
-        names = ("tokens", "rows", "columns", "targets", "weights", "answers", "depths", "after")
-        moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in names}
+        moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in TENSORS}
         return replace(self, **moved)
+
+
+TENSORS = ("tokens", "rows", "columns", "targets", "weights", "answers", "depths", "after")
+"""What a unit holds as tensors."""
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

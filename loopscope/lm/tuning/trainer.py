@@ -2,7 +2,8 @@
 
 What an update computes is a function of the parameters, the optimiser's state and the number of the update, so a run
 that is killed and resumed gives the same bits as one that was not, on the same device.  Nothing waits for a GPU within
-a window, and the next update's batches are made while this one is computed.
+a window, and the next update's batches are made while this one is computed.  Where layers are compiled on a GPU,
+passes are recorded, too (`recording`), unless several processes train together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.optimisers import make_optimiser
 from loopscope.lm.tuning.processes import Processes, gathered, shared_like
 from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recording import Recorder, padded
 
 WINDOW = {"cuda": 10, "cpu": 1}
 """Updates between two looks at the device."""
@@ -57,6 +59,15 @@ class Tuner:
         self.optimiser = make_optimiser(recipe, self.trained.values(), self.device)
         self.update, self.seconds, self.tokens = 0, 0.0, 0
         self.history: list[dict[str, Any]] = []
+        self._sums = torch.zeros(len(KINDS), device=self.device)
+        self._norm = torch.zeros((), device=self.device)
+        # Of each number of loops and each depth, how many began right, and all.
+        self._answers = torch.zeros(recipe.loops + 1, recipe.deepest + 1, 2, device=self.device)
+        self._recorder: Recorder | None = None
+        if objective.compiled and self.device.type == "cuda" and processes.count == 1:
+            self._recorder = Recorder(self._pass)
+            for each in self.trained.values():
+                each.grad = torch.zeros_like(each)
         self._clear()
 
     # ---- what is saved -----------------------------------------------------------------------------------------------
@@ -132,6 +143,7 @@ class Tuner:
             while not self.done:
                 started = time.perf_counter()
                 units, shares = coming.result()
+                self._record([unit for unit, _ in units])  # while no other thread has to do with the GPU
                 after = self.update + 1
                 if after < self.recipe.updates:
                     coming = ahead.submit(self._units, after, self.level_at(after))
@@ -164,23 +176,50 @@ class Tuner:
             )
             for kind in KINDS
         }
+        if self._recorder is not None:
+            found = [padded(unit, self.data.positions) for unit in found]
         return [(unit.to(self.device), factor) for unit, factor in self.processes.share(found)], shares
 
     def _step(self, units: Sequence[tuple[Unit, float]]) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.schedule.rate(self.update + 1)
-        for number, (unit, factor) in enumerate(units, start=1):
-            with self.processes.passing(self.spread, last=number == len(units)), known_tokens():
-                with self._precision():
-                    loss, right = self.spread(unit)
-                (factor * loss).backward()
-            if factor > 0:
-                self._sums[KINDS.index(unit.kind)] += loss.detach()
-                counted = torch.stack([right, torch.ones_like(right)], 1).float()
-                self._answers.index_put_((unit.after, unit.depths), counted, accumulate=True)
+        if self._recorder is not None:
+            for unit, _ in units:
+                self._recorder(unit)
+        else:
+            for number, (unit, factor) in enumerate(units, start=1):
+                with self.processes.passing(self.spread, last=number == len(units)):
+                    self._pass(unit, factor)
         self._norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.recipe.clip)
         self.optimiser.step()
-        self.optimiser.zero_grad()
+        self._forget_gradients()
+
+    def _pass(self, unit: Unit, factor: float = 1.0) -> None:
+        """Add the gradients of a unit, and what is noted of it."""
+        with known_tokens():
+            with self._precision():
+                loss, right = self.spread(unit)
+            (factor * loss).backward()
+        if factor > 0:
+            self._sums[KINDS.index(unit.kind)] += loss.detach()
+            counted = torch.stack([right, torch.ones_like(right)], 1).float()
+            self._answers.index_put_((unit.after, unit.depths), counted, accumulate=True)
+
+    def _record(self, units: Sequence[Unit]) -> None:
+        """Record passes of shapes that are new, between two updates: there are no gradients then to be kept."""
+        new = [] if self._recorder is None else self._recorder.new(units)
+        if self._recorder is None or not new:
+            return
+        noted = [(each, each.clone()) for each in (self._sums, self._answers)]
+        for unit in new:
+            self._recorder.record(unit)
+        for each, before in noted:
+            each.copy_(before)
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        """No gradients, or where passes are recorded, which add to them in their place, zeros."""
+        self.optimiser.zero_grad(set_to_none=self._recorder is None)
 
     def _precision(self) -> torch.autocast:
         """Products in bf16 on a GPU; on a CPU all in fp32."""
@@ -197,7 +236,7 @@ class Tuner:
             f"{depth} in {loops}": count
             for loops, by_depth in enumerate(counts)
             for depth, count in enumerate(by_depth)
-            if count[1]
+            if depth and count[1]
         }
         for name in ("loss", "general", "norm"):
             if (number := row[name]) is not None and not math.isfinite(number):
@@ -206,10 +245,8 @@ class Tuner:
         self._clear()
 
     def _clear(self) -> None:
-        self._sums = torch.zeros(len(KINDS), device=self.device)
-        self._norm = torch.zeros((), device=self.device)
-        # Of each number of loops and each depth, how many began right, and all.
-        self._answers: Tensor = torch.zeros(self.recipe.loops + 1, self.recipe.deepest + 1, 2, device=self.device)
+        self._sums.zero_()
+        self._answers.zero_()
         self._shares = dict.fromkeys(KINDS, 0.0)
 
     def _checked(self) -> dict[str, Any]:

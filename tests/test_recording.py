@@ -1,0 +1,106 @@
+"""Padded units are the units, and passes that are played again are those that were made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopscope.lm.folders import load
+from loopscope.lm.general_text import pool
+from loopscope.lm.text import load_tokenizer
+from loopscope.lm.tuning.batches import TENSORS, Data, Unit
+from loopscope.lm.tuning.checks import Checks
+from loopscope.lm.tuning.objective import Objective
+from loopscope.lm.tuning.processes import Processes
+from loopscope.lm.tuning.recipes import recipe
+from loopscope.lm.tuning.recording import ANSWERS, LENGTH, TARGETS, padded
+from loopscope.lm.tuning.trainer import Tuner
+from loopscope.maps import Dense
+from tests.tuning_tiny import sources, tuning_folder
+
+POSITIONS = 2048
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuning_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+def data(folder: Path, name: str, changes: list[str]) -> Data:
+    tokenizer = load_tokenizer(folder)
+    pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources()]
+    return Data(recipe(name, changes), tokenizer, pools, vocabulary=700, positions=POSITIONS)
+
+
+@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-letter", "smol-antonym-stepwise"])
+def test_a_padded_unit_has_the_loss_and_gradients_of_the_unit(folder: Path, name: str) -> None:
+    model = load(folder)
+    model.requires_grad_(True)
+    for unit in data(folder, name, ["examples=4", "micro=4"])(0, 3):
+        longer = padded(unit, POSITIONS)
+        assert (longer.loops, longer.kind, longer.length) == (unit.loops, unit.kind, unit.length)
+        found = []
+        for each in (unit, longer):
+            model.zero_grad()
+            loss, right = Objective(model)(each)
+            loss.backward()
+            found.append((loss.detach(), right, [part.grad.clone() for part in model.parameters()]))
+        (loss, right, gradients), (same, several, again) = found
+        torch.testing.assert_close(same, loss)
+        assert torch.equal(several[: len(right)], right)
+        assert not longer.depths[len(right) :].any()
+        assert not longer.after[len(right) :].any()
+        for a, b in zip(again, gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
+    given = data(folder, "smol-letter-adapt", ["examples=4", "micro=4"])
+    several = [[padded(unit, POSITIONS) for unit in given(update, 2)] for update in range(12)]
+    plain = [given(update, 2) for update in range(12)]
+
+    def shapes(many: list[list[Unit]]) -> set[tuple[torch.Size, ...]]:
+        return {tuple(getattr(unit, name).shape for name in TENSORS) for units in many for unit in units}
+
+    assert len(shapes(several)) <= 4 < 12 <= len(shapes(plain))
+    (unit, *_) = plain[0]
+    longer = padded(unit, POSITIONS)
+    assert longer.tokens.shape[1] % LENGTH == len(longer.targets) % (TARGETS // 8) == len(longer.answers) % ANSWERS == 0
+    assert padded(unit, unit.tokens.shape[1] + 1).tokens.shape[1] == unit.tokens.shape[1] + 1
+    again = padded(longer, POSITIONS)
+    assert all(torch.equal(getattr(again, name), getattr(longer, name)) for name in TENSORS)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recording takes a GPU")
+@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-letter-map", "smol-antonym-stepwise"])
+def test_recorded_training_is_training(folder: Path, name: str) -> None:
+    """Shapes and levels change on the way, and two units of an update add up."""
+    changes = ["updates=12", "examples=4", "micro=2", "checked=1", "check_every=6", "horizon=0", "warmup=1"]
+    if name.endswith("adapt"):
+        changes += ["grow_every=3", "grow_at=null"]
+    given, gpu, found = recipe(name, changes), torch.device("cuda"), []
+    for recorded in (False, True):
+        batches = data(folder, name, changes)
+        model = load(folder, loops=given.loops, device=gpu)
+        step = Dense(model.width).to(gpu) if given.trains == "map" else None
+        model.requires_grad_(step is None)
+        objective = Objective(model, step, given.placement)
+        objective.compiled = True
+        processes = Processes(0, 1, gpu)
+        tuner = Tuner(given, objective, batches, Checks(given, batches.tokenizer, batches.pools, processes), processes)
+        if not recorded:
+            tuner._recorder = None
+        tuner.run(lambda _: None)
+        found.append((tuner.history, {key: value.cpu() for key, value in tuner.weights.items()}))
+    (plain, weights), (again, same) = found
+    for a, b in zip(plain, again, strict=True):
+        assert a["update"] == b["update"]
+        if "loss" in a:
+            assert a["loss"] == pytest.approx(b["loss"], rel=2e-2)
+            assert {key: count[1] for key, count in a["answers"].items()} == {
+                key: count[1] for key, count in b["answers"].items()
+            }
+    for key, value in weights.items():
+        torch.testing.assert_close(same[key], value, rtol=0.05, atol=5e-3)
