@@ -64,7 +64,7 @@ def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
     def shapes(many: list[list[Unit]]) -> set[tuple[torch.Size, ...]]:
         return {tuple(getattr(unit, name).shape for name in TENSORS) for units in many for unit in units}
 
-    assert len(shapes(several)) <= 4 < 12 <= len(shapes(plain))
+    assert len(shapes(several)) <= 3 < 9 <= len(shapes(plain))
     (unit, *_) = plain[0]
     longer = padded(unit, POSITIONS)
     assert longer.tokens.shape[1] % LENGTH == len(longer.targets) % (TARGETS // 8) == len(longer.answers) % ANSWERS == 0

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from loopscope.lm.tuning import memory
 from loopscope.lm.tuning.batches import Data, Row, chat_rows, text_rows, units
 from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.optimisers import Adafactor
-from loopscope.lm.tuning.questions import Example, Text, examples, questions, texts
+from loopscope.lm.tuning.questions import Example, Text, Turn, examples, joined, questions, texts
 from loopscope.lm.tuning.recipes import RECIPES, Recipe, changed, recipe
 from loopscope.lm.tuning.trainer import answers_since
 from loopscope.maps import Dense
@@ -201,10 +200,10 @@ def test_examples_are_those_of_the_tasks() -> None:
 
 def test_depths_grow_from_one() -> None:
     for task in ("letter", "antonym", "iterations"):
-        grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=4"])
+        grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=4", "pace=1"])
         assert [grown.level_at(update) for update in (0, 9, 10, 29, 30, 2_000)] == [1, 1, 2, 3, 4, 4]
-        lengths = [sum(len(each.text) for each in texts(grown, update)) for update in (0, 10, 20, 30)]
-        assert all(b > a for a, b in pairwise(lengths))
+        depths = [{depth for each in texts(grown, update) for _, depth in each.answers} for update in (0, 10, 20, 30)]
+        assert depths == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}]
         assert [grown.loops_at(grown.level_at(update)) for update in (0, 10, 30)] == [1, 2, 4]
         assert replace(grown, stepwise=False).loops_at(1) == 4
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
@@ -365,14 +364,14 @@ def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, nam
 
 
 def test_look_up_texts_are_those_of_the_tasks() -> None:
-    given = recipe("small-antonym-adapt", ["examples=2"])
+    given = recipe("small-antonym-adapt", ["examples=2", "stepwise=false", "pace=1"])
     seeds = [given.seed + 2 * 5 + j for j in range(2)]
     told = {"sequences": given.per_text, "form": given.form, "order": "shuffled"}
     assert [each.text for each in texts(given, 5, 3)] == [antonyms.dense_text(s, longest=3, **told) for s in seeds]
-    given = recipe("small-iterations-adapt", ["examples=2"])
+    given = recipe("small-iterations-adapt", ["examples=2", "stepwise=false", "pace=1"])
     assert [each.text for each in texts(given, 5, 3)] == [iterations.dense_text(s, longest=3) for s in seeds]
-    given = recipe("small-letter-adapt", ["examples=2"])
-    drawn = letter_training.adaptation(5, texts=2, questions=3 * given.per_text, deepest=3, first_seed=given.seed)
+    given = recipe("small-letter-adapt", ["examples=2", "stepwise=false", "pace=1"])
+    drawn = letter_training.adaptation(5, texts=2, questions=given.per_text, deepest=3, first_seed=given.seed)
     assert [each.text for each in texts(given, 5, 3)] == [each.text for each in drawn]
     assert [each.loops for each in texts(given, 5, 3)] == [4, 4]
 
@@ -383,7 +382,9 @@ def test_a_stepwise_look_up_text_answers_after_as_many_steps_as_it_has_loops(tas
 
     An answer for which there are loops enough is that of the plain text.
     """
-    by_step, plain = recipe(f"smol-{task}-adapt", ["examples=6"]), recipe(f"small-{task}-adapt", ["examples=6"])
+    by_step, plain = (
+        recipe(f"smol-{task}-adapt", ["examples=6", "pace=1", f"stepwise={told}"]) for told in ("true", "false")
+    )
     whole, found = texts(plain, 2, 3), texts(by_step, 2, 3)
     assert [each.loops for each in found] == [1, 2, 3, 1, 2, 3]
     for text, same in zip(found, whole, strict=True):
@@ -396,21 +397,17 @@ def test_a_stepwise_look_up_text_answers_after_as_many_steps_as_it_has_loops(tas
         assert (text.text == same.text) == (text.loops == 3)
 
 
-def test_a_stepwise_look_up_text_has_no_answer_that_could_be_copied() -> None:
-    given = recipe("smol-letter-adapt", ["examples=4", "pace=2"])
-    for level, most in {4: (1, 2, 3, 4), 6: (2, 4, 4, 4)}.items():
-        found = texts(given, 2, level)
-        drawn = letter_training.adaptation(2, texts=4, questions=24, deepest=4, first_seed=given.seed)
-        for text, plain, steps in zip(found, drawn, most, strict=True):
-            starts: dict[tuple[str, int], str] = {}
-            for letter, (before, _) in zip(plain.letters, plain.turns, strict=True):
-                starts.setdefault((letter.start, min(letter.k, steps)), before)
-            wanted = [plain.letters[0].taker(start, depth) for start, depth in starts]
-            assert [text.text[place:].split("\n")[0] for place, _ in text.answers] == wanted
-            assert [depth for _, depth in text.answers] == [depth for _, depth in starts]
-            assert text.text == "".join(before + name for before, name in zip(starts.values(), wanted, strict=True))
-    given = recipe("smol-antonym-adapt", ["examples=4"])
-    assert [len(text.answers) for text in texts(given, 2, 4)] == [given.per_text * loops for loops in (1, 2, 3, 4)]
+@pytest.mark.parametrize("task", ["antonym", "iterations"])
+def test_a_stepwise_look_up_text_has_no_answer_that_could_be_copied(task: str) -> None:
+    """Of a subject that is asked about for more steps than there are loops, one answer is there; others are left."""
+    given = recipe(f"smol-{task}-adapt", ["examples=4"])
+    counts = [Counter(depth for _, depth in text.answers) for text in texts(given, 2, 4)]
+    if task == "antonym":  # every sequence is asked about for each number of deletions
+        assert counts == [dict.fromkeys(range(1, loops + 1), given.per_text) for loops in (1, 2, 3, 4)]
+    turns = [Turn("a", "A? ", ["x", "y", "z"]), Turn("b", "B? ", ["x", "z"]), Turn("a", "A! ", ["x", "y"])]
+    assert joined(turns, loops=1, most=1).text == "A? xB? x"
+    assert joined(turns, loops=2, most=2).text == "A? yB? z"
+    assert joined(turns, loops=3, most=3) == Text("A? zB? zA! y", 3, ((3, 3), (7, 2), (11, 2)))
 
 
 def test_after_depth_the_pace_grows_and_a_loop_is_taught_several_steps() -> None:

@@ -114,12 +114,18 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gate_waits_for_the_highest_level(tmp_path: Path) -> None:
     """Every check passes it; two in a row are asked for since the last level began."""
     folder = tuning_folder(tmp_path / "llama")
-    shape = ["updates=14", "grow_every=2", "share=0", "deepest=2", "rate=0.03", "check_every=1", "checked=1", "gate=0"]
+    shape = ["updates=14", "grow_every=2", "share=0", "deepest=2", "rate=0.03", "check_every=1", "gate=0", "pace=1"]
     grown = tune(folder, small("small-letter-adapt", *shape, "grow_at=0.75"), tmp_path / "one", tmp_path / "store")
     (began,) = (row["update"] for row in grown.history if "grown" in row)
     assert grown.updates == began + 2
     timed = tune(folder, small("small-letter-adapt", *shape, "grow_at=null"), tmp_path / "two", tmp_path / "store")
     assert timed.updates == 4
+    late = tune(
+        folder, small("small-letter-adapt", *shape, "grow_at=0.75", "deepest=1"), tmp_path / "three", tmp_path / "store"
+    )
+    begun = [right / asked for row in late.history[1:] for right, asked in row["answers"].values()]
+    assert 2 < late.updates < 14  # the only level had to be learned first
+    assert begun[0] < 0.75 <= sum(begun[-2:]) / 2
 
 
 @pytest.mark.usefixtures("lenient")

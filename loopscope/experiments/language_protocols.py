@@ -136,8 +136,8 @@ def plan(name: str, scale: str, changes: Iterable[str] = (), amount: Amount = AL
         raise InputError(f"no recipes {scale!r}; there are {', '.join(SCALES)}{nearest(scale, SCALES)}")
     protocol = PROTOCOLS[name]
     protocol.check(amount.cases)
-    first = () if scale == "paper" else (f"{scale}-{protocol.task}-adapt",)
-    prefix = "" if scale == "paper" else "smol-"
+    prefix = "" if scale == "paper" else f"{scale}-"
+    first = (f"{prefix}{protocol.task}-adapt",) if prefix else ()
     used = (*first, *(prefix + each for arm in protocol.arms for each in (arm.backbone, arm.step)))
     changed: dict[str, list[str]] = {each: [] for each in used}
     for change in changes:

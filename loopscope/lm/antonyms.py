@@ -332,14 +332,12 @@ def map_requests(update: int, form: str = "stepwise") -> tuple[Request, ...]:
 def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[Request, ...]:
     """Requests to learn from, of these depths: number j has seed `base + 100 update + j`; the templates take turns.
 
-    A function of its arguments alone; topologies are those for training, whatever the seed.  InputError for a negative
-    update, more than 100 requests, an unknown form.
+    Where an update has more than 100 requests, their number takes the place of 100.  A function of its arguments alone;
+    topologies are those for training, whatever the seed.  InputError for a negative update and an unknown form.
     """
     if update < 0:
         raise InputError(f"there is no update {update}: updates are counted from 0")
-    if len(depths) > UPDATE_STRIDE:
-        raise InputError(f"an update has at most {UPDATE_STRIDE} requests, not {len(depths)}")
-    seeds = [base + UPDATE_STRIDE * update + j for j in range(len(depths))]
+    seeds = [base + max(UPDATE_STRIDE, len(depths)) * update + j for j in range(len(depths))]
     drawn = [_drawn(random.Random(seed), "train") for seed in seeds]
     return tuple(
         Request(words, k, (len(depths) * update + j) % len(TRAIN_TEMPLATES), form)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
 from typing import NamedTuple
 
 from loopscope.errors import InputError
@@ -49,7 +48,7 @@ BACKBONE = Stage(100_000_000, 8, 4)
 MAP = Stage(300_000_000, 16, 8)
 ADAPTATION_SEED = 500_000_000
 UPDATE_STRIDE = 100
-"""Seeds of one update are this far from those of the next."""
+"""Seeds of one update are this far from those of the next, or farther where an update has more examples."""
 
 
 def training(stage: Stage, update: int) -> tuple[Letter, ...]:
@@ -67,9 +66,10 @@ def training(stage: Stage, update: int) -> tuple[Letter, ...]:
 def _seeds(first: int, update: int, count: int) -> range:
     if update < 0:
         raise InputError(f"updates are counted from 0, not {update}")
-    if not 1 <= count <= UPDATE_STRIDE:
-        raise InputError(f"an update has 1 to {UPDATE_STRIDE} texts, not {count}")
-    return range(first + UPDATE_STRIDE * update, first + UPDATE_STRIDE * update + count)
+    if count < 1:
+        raise InputError(f"an update has at least 1 text, not {count}")
+    start = first + max(UPDATE_STRIDE, count) * update
+    return range(start, start + count)
 
 
 def _turn(update: int, count: int, j: int) -> int:
@@ -100,25 +100,25 @@ class Lookups:
 
 
 def lookups(seed: int, template: int, deepest: int, questions: int) -> Lookups:
-    """A text of `questions` questions whose depths fall from `deepest` to 1, each depth equally often up to one.
+    """A text of `questions` questions, each from another start, with depths 1 to `deepest` in a random order.
 
-    No question is asked twice, so up to depth ten no answer can be copied from before: hence at most ten questions per
-    depth, and at least one, or InputError.  As depths fall, no earlier answer takes a deeper question part of its way,
-    just as in a question that stands alone.  The answers of one depth all differ, so who follows no rule, but remembers
-    what was answered, names the next one with chance 1/10, 1/9, ...: on average 14 % of six questions per depth, 29 %
-    of ten.
+    Each depth comes equally often up to one: there are at least as many questions as depths, and at most ten, or
+    InputError.  So every depth can be the first, as in a question that stands alone, no answer can be copied, however
+    few steps are answered for, and few can be had from an earlier one: of ten questions with depths to 4, a holder on
+    the way was asked about before, for what is left of it, in a sixth of those of depth 3 and a quarter of depth 4.
 
     The graph is that of `held().free_seed(seed)`; the template is one of 0-4.
     """
     if template not in TRAIN_TEMPLATES:
         raise InputError(f"texts to learn from have templates 0 to {TRAIN_TEMPLATES[-1]}, not {template}")
-    if not 1 <= deepest <= questions <= len(NAMES) * deepest:
-        most = f"{deepest} to {len(NAMES) * deepest} questions" if deepest >= 1 else "no questions"
-        raise InputError(f"depths up to {deepest} take {most}, one to ten for each depth, not {questions}")
+    if not 1 <= deepest <= questions <= len(NAMES):
+        most = f"{deepest} to {len(NAMES)} questions" if 1 <= deepest <= len(NAMES) else "no questions"
+        raise InputError(f"depths up to {deepest} take {most}, each from another start, not {questions}")
     rng = random.Random(held().free_seed(seed))
     letter = draw_from(rng, 1, template)
-    depths = groupby(deepest - q * deepest // questions for q in range(questions))
-    asked = [(k, start) for k, group in depths for start in rng.sample(NAMES, len(list(group)))]
+    depths = [1 + q % deepest for q in range(questions)]
+    rng.shuffle(depths)
+    asked = zip(depths, rng.sample(NAMES, questions), strict=True)
     return Lookups(tuple(replace(letter, k=k, start=start) for k, start in asked))
 
 

@@ -28,10 +28,10 @@ def test_a_held_graph_is_never_drawn(seed: int, collisions: int, others: list[in
     assert all(letters.draw(earlier, 3, 2).graph in held for earlier in skipped)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 12), st.data())
+@given(st.integers(0, 10**6), st.integers(1, 10), st.data())
 def test_no_training_text_has_a_held_graph(update: int, deepest: int, data: st.DataObject) -> None:
     held = letter_training.held()
-    count = data.draw(st.integers(deepest, 10 * deepest))
+    count = data.draw(st.integers(deepest, 10))
     texts = letter_training.adaptation(update, texts=3, questions=count, deepest=deepest)
     trained = [
         letter
@@ -41,7 +41,7 @@ def test_no_training_text_has_a_held_graph(update: int, deepest: int, data: st.D
     trained += [letter for text in texts for letter in text.letters]
     assert all(letter.graph not in held for letter in trained)
     assert all(letter.template in letters.TRAIN_TEMPLATES for letter in trained)
-    assert all(len({(letter.start, letter.k) for letter in text.letters}) == count for text in texts)
+    assert all(len({letter.start for letter in text.letters}) == count for text in texts)
     assert all({letter.k for letter in text.letters} == set(range(1, deepest + 1)) for text in texts)
 
 

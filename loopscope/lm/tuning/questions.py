@@ -117,7 +117,7 @@ def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
         drawn = letter_training.adaptation(
             turn,
             texts=recipe.examples,
-            questions=recipe.per_text * deepest,
+            questions=recipe.per_text,
             deepest=deepest,
             first_seed=recipe.seed,
         )

@@ -3,11 +3,11 @@
     letter, antonym-final, antonym-stepwise, iterations          the paper's backbones, from a released checkpoint
     letter-map, antonym-map, iterations-map                      its maps, fitted to those backbones
     smol-*                                                       the same for a small model that was never looped
-    small-*-adapt                                                the first stage of a model from nothing
+    small-*                                                      the same for a smaller one, from nothing
 
 A model that was not made for loops first needs a stage (`smol-*-adapt`) in which every token of texts full of look-ups
 is learned, with requests that grow from depth 1.  The task comes after it, and then the map.  A model with random
-weights learns longer and faster in that stage (`small-*-adapt`), and then by the same recipes.
+weights (`small-*`) learns longer, faster and from more examples.
 
 A recipe goes as JSON into the manifest of what it makes.  `changed` gives one with other numbers.  `deviations` names
 each point in which a recipe differs from the reference protocol.
@@ -35,7 +35,7 @@ class Recipe:
     - `trains`: all weights but Ouro's exit gate, or a map alone.  `loops` is how often F is called; `boundary` what
       ends a call (None: as the folder has it).
     - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
-      questions and answers (`per_text` per depth, sequences or rounds), of which every token is.
+      questions and answers (`per_text` questions, sequences or rounds), of which every token is.
     - `deepest` is the largest depth asked for, reached from 1 in levels of one every `grow_every` updates (0: at once).
       With `grow_at`, the next level is taken only if in those updates this share of the answers at the present deepest
       depth began right, each looked at before it was learned from; otherwise the level stays for as many updates more.
@@ -54,7 +54,8 @@ class Recipe:
       "instead" of it, in this share of the updates.
     - The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon`
       (0: stays).  Training ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two
-      checks in a row (every `check_every` updates) have at least this accuracy at the highest level.
+      checks in a row (every `check_every` updates) have at least this accuracy at the highest level, and that level is
+      learned by `grow_at`, too.
     - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.  It is
       fitted in fp32 and `saved` in that or, rounded, in fp16; a test takes what was saved.
     """
@@ -252,34 +253,40 @@ def iterate_map() -> Recipe:
 def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_text: int) -> Recipe:
     found = Recipe(
         f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
-        task, loops=4, updates=3_000, examples=texts, micro=16, rate=3e-4, horizon=3_000, warmup=100, beta2=0.95,
+        task, loops=4, updates=2_000, examples=texts, micro=texts, rate=3e-4, horizon=2_000, warmup=100, beta2=0.95,
         decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=50,
-        grow_at=0.9, stepwise=True, text="look-ups", per_text=per_text, averaging="token",
-        emphasis=10.0, check_every=250,
-        deviations=(OURS,),
+        grow_at=0.8, stepwise=True, pace=2.0, text="look-ups", per_text=per_text, averaging="token", emphasis=10.0,
+        check_every=100, gate=0.9, deviations=(OURS,),
     )  # fmt: skip
-    return replace(found, checked=8, grow_at=0.8) if task == "iterations" else found  # five tasks, of unlike difficulty
+    # Five tasks, of unlike difficulty; and their map has a loop for every step.
+    return replace(found, checked=8, pace=1.0) if task == "iterations" else found
 
 
-def _small(adapt: Recipe) -> Recipe:
-    """The same stage for a model with random weights, whose look-ups come suddenly and late: depth waits for them."""
+def _small(made: Recipe) -> Recipe:
+    """The same for a model with random weights, whose look-ups come suddenly and late: depth waits for them."""
+    about = made.about.replace(" `smol-", " `small-").removesuffix("; small")
     new: dict[str, Any] = {
-        "name": adapt.name.replace("smol-", "small-"), "about": f"{adapt.about}; from nothing", "updates": 10_000,
-        "horizon": 10_000, "warmup": 200, "rate": 1e-3, "examples": 32, "micro": 32,
-        "check_every": 500, "boundary": "norm", "stepwise": False, "grow_every": 100,
-        "deviations": (*adapt.deviations, "weights are random at first"),
+        "name": made.name.replace("smol-", "small-"), "about": f"{about}; from nothing", "check_every": 500,
+        "deviations": (*made.deviations, "weights are random at first"),
     }  # fmt: skip
-    return replace(adapt, **new)
+    if made.text == "look-ups":
+        new |= {"updates": 10_000, "warmup": 200, "examples": 32, "rate": 1e-3, "boundary": "norm", "grow_every": 100}
+    elif made.trains == "weights":
+        new |= {"updates": 2_000, "rate": 3e-4}
+    else:
+        new |= {"updates": 8_000, "examples": 200, "rate": 1e-3}
+    found = replace(made, **new)
+    return replace(found, horizon=found.updates, micro=found.examples)
 
 
 def _smol(made: Recipe, **changes: Any) -> Recipe:
     """A recipe of the paper with batches and rates for a small model."""
-    trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 250}
+    trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 100}
     if made.trains == "weights":
-        trained |= {"updates": 1_000, "horizon": 1_000, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95}
+        trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95}
     else:
-        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16"}
-    common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": None, "deviations": (*made.deviations, OURS)}
+        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16", "check_every": 250}
+    common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": 0.93, "deviations": (*made.deviations, OURS)}
     about = made.about.replace(" `", " `smol-")
     return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
 
@@ -288,14 +295,14 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
     return {recipe.name: recipe for recipe in recipes}
 
 
-RECIPES: Mapping[str, Recipe] = _listed(
-    letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map(),
-    _adapt("letter", 16, 6), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
-    _small(_adapt("letter", 16, 6)), _small(_adapt("antonym", 16, 3)),
-    _small(_adapt("iterations", 16, 1)),
+_PUBLISHED = (letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map())
+_SMOL = (
+    _adapt("letter", 24, 10), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
     _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
     _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map(), checked=4),
 )  # fmt: skip
+
+RECIPES: Mapping[str, Recipe] = _listed(*_PUBLISHED, *_SMOL, *map(_small, _SMOL))
 """Every recipe by name."""
 
 

@@ -117,12 +117,17 @@ class Tuner:
         recipe, level = self.recipe, self.level_at(self.update)
         if recipe.grow_at is None or self.update % recipe.grow_every or level == recipe.levels:
             return False
-        counts = answers_since(self.history, self.update - recipe.grow_every)
-        right, asked = counts.get(recipe.depth_at(level), (0, 0))
-        if not asked or right < recipe.grow_at * asked:
+        if not self._learned(level):
             return False
         self.history[-1]["grown"] = level + 1
         return True
+
+    def _learned(self, level: int) -> bool:
+        """Whether enough of the last answers at a level's largest depth began right for the next level."""
+        recipe = self.recipe
+        counts = answers_since(self.history, self.update - recipe.grow_every)
+        right, asked = counts.get(recipe.depth_at(level), (0, 0))
+        return recipe.grow_at is None or right >= recipe.grow_at * asked > 0
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -254,8 +259,9 @@ class Tuner:
             return self.checks(self.objective)
 
     def _passed(self) -> bool:
-        """Whether the last two checks since the highest level began have every cell at the gate."""
-        if self.recipe.gate is None or self.level_at(self.update) < self.recipe.levels:
+        """Whether the highest level is learned, and the last two checks since it began have every cell at the gate."""
+        levels = self.recipe.levels
+        if self.recipe.gate is None or self.level_at(self.update) < levels or not self._learned(levels):
             return False
         if self.recipe.grow_at is None:
             began = (self.recipe.levels - 1) * self.recipe.grow_every
