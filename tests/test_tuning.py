@@ -527,6 +527,7 @@ def test_numbers_of_the_paper() -> None:
         ("pace=2", "a pace of 2 steps is grown to in stepwise learning of look-ups alone"),
         ("pace=0", "from 1 to 4 steps a loop at most, not to 0.0"),
         ("pace=1.2", "pace grows by halves"),
+        ("saved=fp16", "a map is in fp16, a model in bf16"),
         ("pace=5", "from 1 to 4 steps a loop at most"),
     ],
 )

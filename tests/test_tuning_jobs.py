@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_depth_and_pace_grow_by_success_and_a_killed_run_knows_its_level(tmp_pat
 
 def test_a_fine_tuned_folder_is_an_ordinary_one_that_knows_its_loops(tmp_path: Path) -> None:
     folder = tuning_folder(tmp_path / "llama")
-    recipe = small("smol-letter", "boundary=norm", "loops=3", "rate=0.01")
+    recipe = small("smol-letter", "boundary=norm", "loops=3", "rate=0.01", "saved=fp32")
     done = tune(folder, recipe, tmp_path / "tuned", tmp_path / "store")
     model = load(done.folder)
     assert (model.loops, model.boundary, load(folder).boundary) == (3, "norm", "none")
@@ -169,6 +170,9 @@ def test_a_fine_tuned_folder_is_an_ordinary_one_that_knows_its_loops(tmp_path: P
     }  # fmt: skip
     before, after = weights(folder), weights(done.folder)
     assert all(not torch.equal(before[name], after[name]) for name in before)
+    rounded = tune(folder, replace(recipe, saved="bf16"), tmp_path / "rounded", tmp_path / "store").folder
+    assert AutoModelForCausalLM.from_pretrained(rounded).dtype == torch.bfloat16
+    assert all(torch.equal(each, after[name].bfloat16()) for name, each in weights(rounded).items())
     (done.folder / "loopscope.json").write_text('{"loops": true, "boundary": "norm"}', encoding="utf-8")
     with pytest.raises(DamagedError, match=r"loopscope\.json: expected a number of loops"):
         load(done.folder)

@@ -39,7 +39,7 @@ from loopscope.lm.folders import (
 )
 from loopscope.lm.general_text import Pool, Source, built_in, pool
 from loopscope.lm.ouro import Ouro
-from loopscope.lm.passes import Boundary
+from loopscope.lm.passes import PRECISIONS, Boundary
 from loopscope.lm.steering import FITTED
 from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.lm.tuning.batches import Data, Unit
@@ -172,7 +172,7 @@ def finetune(
         about = {"loops": job.model.loops, "boundary": job.model.boundary, "job": digest(job.identity),
                  "from": job.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
         result = _result(tuner)
-        _write_folder(out, folder, whole, about, result)
+        _write_folder(out, folder, whole, recipe.saved, about, result)
         _note(job, store, out, result)
         return Finished(out, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
 
@@ -346,16 +346,20 @@ def _fitted(artefact: Artefact) -> Finished:
 
 
 def _write_folder(
-    out: Path, source: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any], result: Mapping[str, Any]
-) -> None:
-    """The folder of a trained model: what is in `source` beside weights, and new weights in fp32."""
+    out: Path, source: Path, weights: Mapping[str, Tensor], saved: str, about: Mapping[str, Any],
+    result: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """The folder of a trained model: what is in `source` beside weights, and new weights in the precision named."""
     left = (".safetensors", ".safetensors.index.json", *PICKLES)
+    dtype = PRECISIONS[saved]
     config = {
-        key: "float32" if key in ("dtype", "torch_dtype") else value for key, value in read_config(source).items()
+        key: str(dtype).removeprefix("torch.") if key in ("dtype", "torch_dtype") else value
+        for key, value in read_config(source).items()
     }
     texts = {CONFIG: config, LOOPED: about, HISTORY: result}
     others = [file for file in sorted(source.iterdir()) if file.is_file() and not file.name.endswith(left)]
-    write_folder(out, weights, texts, [file for file in others if file.name not in texts])
+    rounded = {name: each.to(dtype) for name, each in weights.items()}
+    write_folder(out, rounded, texts, [file for file in others if file.name not in texts])
 
 
 def _text_digest(tokenizer: Tokenizer, pools: Sequence[Pool]) -> str:

@@ -56,8 +56,9 @@ class Recipe:
       (0: stays).  Training ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two
       checks in a row (every `check_every` updates) have at least this accuracy at the highest level, and that level is
       learned by `grow_at`, too.
-    - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.  It is
-      fitted in fp32 and `saved` in that or, rounded, in fp16; a test takes what was saved.
+    - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.
+    - All is trained in fp32 and `saved` in that or, rounded, in half of it: a map in fp16, a model in bf16.  What comes
+      next takes what was saved.
     """
 
     name: str
@@ -96,7 +97,7 @@ class Recipe:
     family: Literal["dense", "residual-low-rank", "diagonal-low-rank"] = "dense"
     rank: int | None = None
     init: int = 20_260_915
-    saved: Literal["fp32", "fp16"] = "fp32"
+    saved: Literal["fp32", "fp16", "bf16"] = "fp32"
     check_every: int = 100
     checked: int = 16
     gate: float | None = None
@@ -141,6 +142,10 @@ class Recipe:
             raise InputError(f"pace grows by halves, from 1 to {self.deepest} steps a loop at most, not to {self.pace}")
         if self.pace > 1 and not (self.stepwise and self.text == "look-ups" and self.grow_every):
             raise InputError(f"a pace of {self.pace:g} steps is grown to in stepwise learning of look-ups alone")
+        if self.saved == {"weights": "fp16", "map": "bf16"}[self.trains]:
+            raise InputError(
+                f"rounded, a map is in fp16, a model in bf16; {self.trains} cannot be saved in {self.saved}"
+            )
         if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
             raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
 
@@ -256,7 +261,7 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
         task, loops=4, updates=2_000, examples=texts, micro=texts, rate=3e-4, horizon=2_000, warmup=100, beta2=0.95,
         decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=50,
         grow_at=0.8, stepwise=True, pace=2.0, text="look-ups", per_text=per_text, averaging="token", emphasis=10.0,
-        check_every=100, gate=0.9, deviations=(OURS,),
+        check_every=100, gate=0.9, saved="bf16", deviations=(OURS,),
     )  # fmt: skip
     # Five tasks, of unlike difficulty; and their map has a loop for every step.
     return replace(found, checked=8, pace=1.0) if task == "iterations" else found
@@ -283,7 +288,7 @@ def _smol(made: Recipe, **changes: Any) -> Recipe:
     """A recipe of the paper with batches and rates for a small model."""
     trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 100}
     if made.trains == "weights":
-        trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95}
+        trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95, "saved": "bf16"}
     else:
         trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16", "check_every": 250}
     common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": 0.93, "deviations": (*made.deviations, OURS)}
