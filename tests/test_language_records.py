@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,25 @@ from loopscope.experiments.evidence import Evidence, in_short
 from loopscope.experiments.language import (
     LANGUAGE,
     LanguageSubject,
+    how_much,
     measure_antonyms,
     measure_iterations,
     measure_letters,
     scale_of,
     selection_of,
 )
-from loopscope.experiments.language_tables import PAPER_LONG, tables
+from loopscope.experiments.language_tables import PAPER_LONG, tables, walked
 from loopscope.experiments.records import Facts, Record, records
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.asking import as_bytes
 from loopscope.lm.heads import Heads
 from loopscope.lm.letter_pairs import pairs
+from loopscope.lm.letter_tests import answer_tokens, question_tokens
+from loopscope.lm.letter_walks import walk_letters
 from loopscope.lm.letters import NAMES
+from loopscope.lm.passes import states
+from loopscope.lm.placement import between
+from loopscope.program import F
 from loopscope.store import Store
 from tests.planted_letters import PlantedWalker, Words, raising
 
@@ -329,7 +336,7 @@ def subject(by: float = 1.0, name: str = "planted") -> LanguageSubject:
 def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
     store = Store(tmp_path)
     made = measure_letters(subject(), store, count=20)
-    heads, *rest = made
+    walks, heads, *rest = made
     found = selection_of(heads)
     assert found is not None
     assert str(found.heads) == "5.1,3"
@@ -340,7 +347,8 @@ def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
     assert {found_again[each].verdict for each in decided_by("letters")} == {HOLDS}
     assert found_again["letter.steer"].ours == "0/20 -> 20/20"
     assert found_again["letter.restore"].scale == "planted (559 parameters) in place of Ouro-2.6B, 20 of 256 pairs"
-    assert tables(made[0])[0].title == "Letters, heads: discovery"
+    assert tables(heads)[0].title == "Letters, heads: discovery"
+    assert (walks.settings["set"], walks.settings["letters"], how_much(walks)) == ("walks", 20, "20 of 64 graphs")
 
     class Broken(PlantedWalker):
         def embed(self, tokens: Tensor) -> Tensor:
@@ -355,6 +363,31 @@ def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
             }
     with pytest.raises(AssertionError, match="measured again"):  # another map is another subject
         measure_letters(replace(subject(), model=Broken(), map_key="f" * 64), store, count=20)
+
+
+def test_walks_say_whom_each_loop_names(tmp_path: Path) -> None:
+    """The planted walker takes whatever is asked for one transfer further in every loop, from the second on with J."""
+    (made,) = measure_letters(subject(), Store(tmp_path), tests=("walks",), count=5, batch=7)
+    (again,) = records(Store(tmp_path))
+    programs = {False: F**4, True: between("step", 4)}
+    walker, step = PlantedWalker(), raising()
+    for template, steered, k in product((0, 5), (False, True), (1, 4, 8)):
+        found = walked(again, template, steered, k)
+        assert found.shape == (5, 4)
+        for letter, mine in zip(walk_letters(template, 5)[5 * (k - 1) : 5 * k], found, strict=True):
+            assert (letter.k, letter.template) == (k, template)
+            run = states(walker, question_tokens(Words(), [letter]), programs[steered], maps={"step": step})
+            for loop, steps in enumerate(mine.tolist(), 1):
+                (token,) = walker.read(run[f"h{loop}"][:, -1]).argmax(-1).tolist()
+                name = dict(zip(answer_tokens(Words()), NAMES, strict=True)).get(token)
+                assert steps == next((n for n in range(10) if letter.taker(letter.start, n) == name), 255)
+    right, native, steered = tables(made)
+    assert len(right.rows) == 32
+    assert {row.name: row.paper for row in right.rows}["template 5, J, k = 8"] == 13 / 16
+    assert [row.estimate.value for row in right.rows if row.name == "template 0, J, k = 8"] == [1.0]
+    assert [row.estimate.value for row in right.rows if row.name == "template 0, no map, k = 8"] == [0.0]
+    assert len(native.rows) == len(steered.rows) == 32
+    assert "k = 8, loop 4: 8" in {row.name for row in steered.rows}
 
 
 def test_a_map_that_does_nothing_is_recorded_too(tmp_path: Path) -> None:

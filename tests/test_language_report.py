@@ -20,6 +20,7 @@ from loopscope.experiments.records import Record, Row, records, save
 from loopscope.lm import iteration_tests
 from loopscope.lm.asking import as_bytes
 from loopscope.lm.heads import Heads, Selection, Tried
+from loopscope.lm.letter_walks import walk_name
 from loopscope.report.contents import Figure, Grid, Listing, Report, Section
 from loopscope.report.dots import Search, Spot, Step, dots, searches
 from loopscope.report.drawing import BLUE, ORANGE, THEMED
@@ -291,6 +292,27 @@ def test_without_heads_there_are_only_runs_without_patches() -> None:
     assert "none, as J brings no more right answers" in made.text[-1]
     assert [each.name for each in made.figures] == ["letters-steering"]
     assert len(grid(made, "Steering: right answers").lines) == 2
+
+
+def test_walks_are_drawn_by_the_transfers_asked_for() -> None:
+    """With J, all are right but at eight transfers; without, those up to four, after which four are answered for."""
+    depths, loops = torch.arange(1, 9).repeat_interleave(10), torch.arange(1, 5)
+    said = {
+        walk_name(template, steered): torch.minimum((2 if steered else 1) * loops, depths[:, None]).to(torch.uint8)
+        for template in (0, 5)
+        for steered in (False, True)
+    }
+    said["template 0, J"][-5:, -1] = 255
+    made = record("letters", {"walks": said}, {"set": "walks", "letters": 10})
+    found = section("letters", made)
+    assert [each.name for each in found.figures] == ["letters-walks"]
+    (drawn,) = found.figures
+    assert "(135M), J: " + "".join(f"100.0 at {k}, " for k in range(1, 8)) + "50.0 at 8 (paper: " in drawn.description
+    assert "(135M), no map: 100.0 at 1, 100.0 at 2, 100.0 at 3, 100.0 at 4, 0.0 at 5, " in drawn.description
+    _, native, steered = found.more
+    assert {"k = 3, loop 2: 2", "k = 8, loop 4: 4"} <= {row.name for row in native.rows}
+    assert {"k = 3, loop 2: 3", "k = 8, loop 4: 8"} <= {row.name for row in steered.rows}
+    assert {row.name: row.estimate.value for row in steered.rows}["k = 8, loop 4: 8"] == 0.5
 
 
 def test_a_search_alone_is_shown() -> None:

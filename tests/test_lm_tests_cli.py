@@ -135,7 +135,11 @@ def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Pat
     cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
         (("letters", "--pairs", "257"), {}, "cannot take 257 of 256 pairs of 'steering' (nearest: 256)"),
         (("letters", "--pairs", "1"), {}, "take at least 2 (nearest: 2)"),
-        (("letters", "--test", "steer"), {}, "no test 'steer'; there are steering, pattern-vs-output, restoration"),
+        (
+            ("letters", "--test", "steer"),
+            {},
+            "no test 'steer'; there are walks, steering, pattern-vs-output, restoration",
+        ),
         (("letters", "--heads", "five"), {}, "cannot read heads 'five'"),
         (("letters", "--heads", "5.0"), {}, "layers 1..4, heads 0..3"),
         (("letters", "--batch", "0"), {}, "--batch must be at least 1, not 0 (nearest: 1)"),

@@ -40,7 +40,8 @@ def lm_test_letters(
     step: MapFolder,
     store: StoreFolder = Path("store"),
     test: Annotated[
-        list[str] | None, typer.Option(help="steering, pattern-vs-output or restoration (repeatable); default: all.")
+        list[str] | None,
+        typer.Option(help="walks, steering, pattern-vs-output or restoration (repeatable); default: all."),
     ] = None,
     pairs: Annotated[int | None, typer.Option(help="Only the first so many of the 256 pairs.")] = None,
     heads: Annotated[
@@ -54,16 +55,16 @@ def lm_test_letters(
     dtype: Precision = "fp32",
     as_json: AsJson = False,
 ) -> None:
-    """Find the heads that carry the steering of an eight-step walk on discovery pairs; patch them on 256 others."""
-    from loopscope.experiments.language import measure_letters
+    """How far each loop walks; the heads that carry the steering of eight steps, and patches of them on 256 pairs."""
+    from loopscope.experiments.language import LETTER_TESTS, measure_letters
     from loopscope.lm.heads import Heads
-    from loopscope.lm.letter_tests import TESTS, first_pairs
+    from loopscope.lm.letter_tests import STEERING, TESTS, first_pairs
 
-    asked = tuple(dict.fromkeys(test or TESTS))
+    asked = tuple(dict.fromkeys(test or LETTER_TESTS))
     for each in asked:
-        if each not in TESTS:
-            raise InputError(f"no test {each!r}; there are {', '.join(TESTS)}{nearest(each, TESTS)}")
-        first_pairs(each, pairs)
+        if each not in LETTER_TESTS:
+            raise InputError(f"no test {each!r}; there are {', '.join(LETTER_TESTS)}{nearest(each, LETTER_TESTS)}")
+        first_pairs(each if each in TESTS else STEERING, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
     with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):

@@ -26,6 +26,8 @@ from loopscope.lm.asking import Speaks, Tell, under
 from loopscope.lm.heads import Heads, Selection, select
 from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_tests import Chosen
+from loopscope.lm.letter_walks import LETTERS as WALKED
+from loopscope.lm.letter_walks import WALKS, measure_walks, walk_letters
 from loopscope.lm.passes import Boundary, LanguageModel, precision_name
 from loopscope.lm.steering import InFull, check_fitted, load_step
 from loopscope.maps import AffineMap, map_files
@@ -35,6 +37,9 @@ LETTERS, ANTONYMS, ITERATIONS = "letters", "antonyms", "iterations"
 DISCOVERY, CONFIRMATION = "discovery", "confirmation"
 HEADS = "heads"
 """Where the record of a head selection has its counts."""
+
+LETTER_TESTS = (WALKS, *letter_tests.TESTS)
+"""How far a letter walker goes, and the tests on pairs, for which heads are chosen."""
 
 WHOLE = "-whole"
 """Behind the name of a set of pairs: answers by whole generations."""
@@ -231,31 +236,46 @@ def measure_letters(
     subject: LanguageSubject,
     store: Store,
     *,
-    tests: tuple[str, ...] = letter_tests.TESTS,
+    tests: tuple[str, ...] = LETTER_TESTS,
     heads: Heads | None = None,
     count: int | None = None,
     batch: int = 16,
     tell: Tell = lambda _: None,
 ) -> list[Record]:
-    """The head selection, unless heads are given (they are then patched at the last loop), and a record per test.
+    """A record per test, and that of the head selection before those on pairs.
 
-    Without a selection, only runs without patches are recorded: the map did nothing that heads could carry.
+    If heads are given, none are selected, and these are patched at the last loop.  Without a selection, only runs
+    without patches are recorded: the map did nothing that heads could carry.
     """
-    for test in tests:
+    on_pairs = [test for test in tests if test != WALKS]
+    for test in on_pairs:
         letter_tests.first_pairs(test, count)  # refuse before anything is computed
+    chosen = None if heads is None else Chosen.of(heads, subject.model, [subject.model.loops])
     made: list[Record] = []
-    if heads is not None:
-        chosen: Chosen | None = Chosen.of(heads, subject.model, [subject.model.loops])
-    else:
+    if WALKS in tests:
+        made.append(_walks(subject, store, min(count or WALKED, WALKED), batch, tell))
+    if on_pairs and heads is None:
         record, chosen = selected_heads(subject, store, tell)
         made.append(record)
-    for test in tests:
+    for test in on_pairs:
         settings: dict[str, Any] = {"set": test, "pairs": count or SETS[test].size, "heads": None}
         if chosen is not None:
             late = [*chosen.late.by_layer]
             settings |= {"heads": str(chosen.heads), "patched": [*chosen.loops], "late": late}
         made.append(_recorded(subject, store, LETTERS, settings, _letters(subject, test, chosen, count, batch, tell)))
     return made
+
+
+def _walks(subject: LanguageSubject, store: Store, count: int, batch: int, tell: Tell) -> Record:
+    walk_letters(0, count)  # refuse before anything is computed
+
+    def measure() -> tuple[Predictions, dict[str, Any], float | None]:
+        found = measure_walks(
+            subject.model, subject.tokenizer, subject.steering, count=count, batch=batch, tell=under(WALKS, tell)
+        )
+        return {WALKS: found}, {}, None
+
+    return _recorded(subject, store, LETTERS, {"set": WALKS, "letters": count}, measure)
 
 
 def _letters(
@@ -319,7 +339,7 @@ def measure_iterations(
 
 # ---- what was measured, in words -------------------------------------------------------------------------------------
 
-AMOUNTS = ("pairs", "sequences", "cases", "dtype")
+AMOUNTS = ("pairs", "letters", "sequences", "cases", "dtype")
 """Settings that say how much was asked, and how exactly; of records that differ in them alone, one is enough."""
 
 
@@ -356,6 +376,8 @@ def how_much(record: Record) -> str:
     match record.settings:
         case {"set": str(name), "pairs": int(count)}:
             return f"{count} of {SETS[name].size} pairs" if count < SETS[name].size else f"{count} pairs"
+        case {"letters": int(count)}:
+            return f"{count} of {WALKED} graphs" if count < WALKED else f"{count} graphs"
         case {"sequences": int(count)}:
             every = antonym_tests.SEQUENCES
             return f"{count} of {every} sequences" if count < every else f"{count} sequences"

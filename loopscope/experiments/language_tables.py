@@ -7,13 +7,14 @@ paired: pairs (or prompts) are resampled 10,000 times, and pairs have the exact 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt8
 
 from loopscope.experiments.language import ANTONYMS, HEADS, ITERATIONS, LETTERS, WHOLE, selection_of
 from loopscope.experiments.records import Record, Row, Table
-from loopscope.lm import antonym_tests, iteration_tests
+from loopscope.lm import antonym_tests, iteration_tests, letter_walks
 from loopscope.lm.antonyms import LONGEST, TRAINED, is_read_right, is_right
 from loopscope.lm.asking import as_texts
 from loopscope.lm.iterations import TASKS, Request, Score, score, tally
@@ -147,6 +148,42 @@ def _restoration(record: Record) -> list[Table]:
     tables = [Table("Letters, restoration: right answers", rows, note)]
     if mended:
         tables.append(Table("Letters, restoration: repaired of those broken by other queries", mended))
+    return tables
+
+
+PAPER_WALKS = {
+    "template 0, no map": (16, 16, 16, 16, 0, 0, 0, 0), "template 0, J": (16, 16, 16, 16, 16, 15, 16, 16),
+    "template 5, J": (16, 16, 16, 16, 16, 15, 16, 13),
+}  # fmt: skip
+PAPER_GRAPHS = 16
+
+
+def walked(record: Record, template: int, steered: bool, k: int) -> UInt8[np.ndarray, "letters loops"]:
+    """After how many transfers the person has the letter whom each loop names when asked for k; OTHER for nobody."""
+    said = record.predictions[letter_walks.WALKS][letter_walks.walk_name(template, steered)].numpy()
+    return said.reshape(letter_walks.LONGEST, -1, said.shape[1])[k - 1]
+
+
+def _walks(record: Record) -> list[Table]:
+    rows = []
+    for template, steered in product(letter_walks.TEMPLATES, (False, True)):
+        name = letter_walks.walk_name(template, steered)
+        published = PAPER_WALKS.get(name)
+        for k in range(1, letter_walks.LONGEST + 1):
+            paper = None if published is None else published[k - 1] / PAPER_GRAPHS
+            right = walked(record, template, steered, k)[:, -1] == k
+            rows.append(share(f"{name}, k = {k}", right, paper, "graph"))
+    tables = [Table("Letters, walks: right answers", rows, "First tokens after the last loop.")]
+    for steered in (False, True):
+        cells = []
+        for k, loop in product(range(1, letter_walks.LONGEST + 1), range(1, record.facts.loops + 1)):
+            said = walked(record, 0, steered, k)[:, loop - 1]
+            counts = np.bincount(said[said < len(NAMES)], minlength=len(NAMES))
+            steps = int(counts.argmax())
+            cells.append(share(f"k = {k}, loop {loop}: {steps}", said == steps, unit="graph"))
+        how = "with J" if steered else "without J"
+        note = "Whom each loop would name most often: the person who has the letter after so many transfers."
+        tables.append(Table(f"Letters, walks: what loops say, {how}", cells, note))
     return tables
 
 
@@ -314,7 +351,7 @@ def _published(part: str, branch: str) -> float | None:
 # ---- all -------------------------------------------------------------------------------------------------------------
 
 _LETTERS: Mapping[str, Callable[[Record], list[Table]]] = {
-    HEADS: _heads, STEERING: _steering, CONTENT: _content, RESTORATION: _restoration
+    letter_walks.WALKS: _walks, HEADS: _heads, STEERING: _steering, CONTENT: _content, RESTORATION: _restoration
 }  # fmt: skip
 
 

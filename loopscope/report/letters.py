@@ -16,6 +16,7 @@ from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, TESTS
 from loopscope.report.contents import Figure, Grid, Listing, Section
 from loopscope.report.dots import Search, Spot, Step, dots, searches
 from loopscope.report.figures import Line, lines_in_panels, stacked_panels
+from loopscope.report.letter_walks import walked, walks_figure
 from loopscope.report.models import INTERVALS, labels, measured_on, models, published, rows_of, side_by_side
 from loopscope.stats import Estimate, wilson
 
@@ -116,7 +117,8 @@ def letters_section(evidence: Evidence) -> Section | None:
     content = walkers.rows(CONTENT, "Letters, pattern against output: what")
     restored = walkers.rows(RESTORATION, "Letters, restoration: right")
     repaired = walkers.rows(RESTORATION, "Letters, restoration: repaired")
-    figures: list[Figure] = []
+    walks = walked(records, named)
+    figures: list[Figure] = [walks_figure(evidence, walks)] if walks else []
     tables: list[Grid | Listing] = [models(LETTERS, mine)]
     if found:
         figures += [_path(found), _sizes(found)]
@@ -141,6 +143,7 @@ def letters_section(evidence: Evidence) -> Section | None:
     more = [
         table.under(label)
         for label, record in [
+            *walks.items(),
             *walkers.searched.items(),
             *(each for test in TESTS for each in walkers.tested(test).items()),
         ]

@@ -1,0 +1,42 @@
+"""How far letter walkers go, for the section on them: right answers by the transfers asked for, with J and without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loopscope.experiments.evidence import Evidence
+from loopscope.experiments.language import identity
+from loopscope.experiments.records import Record
+from loopscope.lm.letter_walks import LONGEST, TEMPLATES, TRAINED, WALKS, walk_name
+from loopscope.report.contents import Figure
+from loopscope.report.figures import Line, lines_in_panels
+from loopscope.report.models import rows_of
+
+SHADED = (0.7, TRAINED + 0.5)
+"""Grey: transfers that backbones were trained on."""
+
+
+def walked(records: Sequence[Record], named: Mapping[tuple[str, ...], str]) -> dict[str, Record]:
+    """The records of walks, by the name of their model."""
+    found = {identity(each): each for each in records if WALKS in each.predictions}
+    return {label: found[who] for who, label in named.items() if who in found}
+
+
+def walks_figure(evidence: Evidence, found: Mapping[str, Record]) -> Figure:
+    """A panel for every model: right answers by transfers, in the trained wording and, with J, in the held-out one."""
+    panels = {}
+    for label, record in found.items():
+        rows = rows_of(evidence, record, "Letters, walks: right")
+        lines = []
+        for template, steered in ((TEMPLATES[0], True), (TEMPLATES[0], False), (TEMPLATES[1], True)):
+            calls = [rows[f"{walk_name(template, steered)}, k = {k}"] for k in range(1, LONGEST + 1)]
+            paper = [(float(k), row.paper) for k, row in enumerate(calls, 1) if row.paper is not None]
+            said = f"{'J' if steered else 'no map'}{', held-out wording' if template else ''}"
+            lines.append(Line(said, [row.estimate for row in calls], template > 0, paper=() if template else paper))
+        panels[label] = lines
+    caption = (
+        "Right answers by the transfers that were asked for, with 95 % intervals. Dashed: a wording that neither "
+        "backbone nor map was trained on. Diamonds: the paper's, in the trained wording, of 16 graphs. Grey: transfers "
+        "that backbones were trained on."
+    )
+    return lines_in_panels("letters-walks", "How far J leads", caption, panels, "transfers k", SHADED)
