@@ -89,9 +89,8 @@ def test_recorded_training_is_training(folder: Path, name: str) -> None:
         objective = Objective(model, step, given.placement)
         objective.compiled = True
         processes = Processes(0, 1, gpu)
-        tuner = Tuner(given, objective, batches, Checks(given, batches.tokenizer, batches.pools, processes), processes)
-        if not recorded:
-            tuner._recorder = None
+        checks = Checks(given, batches.tokenizer, batches.pools, processes)
+        tuner = Tuner(given, objective, batches, checks, processes, recorded)
         tuner.run(lambda _: None)
         found.append((tuner.history, {key: value.cpu() for key, value in tuner.weights.items()}))
     (plain, weights), (again, same) = found

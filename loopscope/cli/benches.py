@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,6 +59,37 @@ def bench_train(
             (t.case, _number(t.eager_ms, ".2f"), f"{t.ours_ms:.3f}", _number(t.ratio, ".1f"), f"{t.tflops:.3g}",
              _number(t.share_of_peak, ".0%"), f"{t.updates:,}", f"{t.projected_s:.0f}", _number(t.memory_gib, ".1f"))
             for t in timings
+        ),
+    )  # fmt: skip
+
+
+@bench_app.command("tune")
+def bench_tune(
+    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe of `lm recipes`.")] = "smol-letter",
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Another setting: examples=8 (repeatable).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Updates of a language model: the plain way, with compiled layers, with recorded passes; a CPU has the first."""
+    from loopscope.lm.tuning.bench import bench_tuning
+    from loopscope.lm.tuning.recipes import recipe as named
+    from loopscope.training.jobs import pick_device
+
+    asked, chosen = named(recipe, changes or ()), pick_device(device)
+    with spinner() as tell:
+        found = bench_tuning(folder, asked, chosen, tell=tell)
+    if as_json:
+        return print_json({"recipe": recipe, "device": chosen.type, "ways": [asdict(each) for each in found]})
+    print_table(
+        f"An update of {recipe} on {chosen.type}",
+        ("way", "ms", "tokens", "tokens/s", "ratio", "last loss"),
+        (
+            (each.way, f"{1e3 * each.seconds:.1f}", f"{each.tokens:,}", f"{each.tokens / each.seconds:,.0f}",
+             f"{each.ratio:.1f}", f"{each.loss:.4f}")
+            for each in found
         ),
     )  # fmt: skip
 

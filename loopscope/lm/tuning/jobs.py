@@ -112,7 +112,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """All that a run is made from; `identity` tells it from others."""
 
     folder: Path
@@ -158,7 +158,7 @@ def finetune(
     if recipe.trains != "weights":
         raise InputError(f"recipe {recipe.name!r} fits a map; `loopscope lm fit` does that")
     folder, out = Path(folder), Path(out)
-    job = _prepared(folder, recipe, settings, sources, boundary)
+    job = prepared(folder, recipe, settings, sources, boundary)
     if out.exists() or out.is_symlink():
         if out.is_dir() and read_looped(out).get("job") == digest(job.identity):
             result = read_json(out / HISTORY)
@@ -188,7 +188,7 @@ def fit(
     """
     if recipe.trains != "map":
         raise InputError(f"recipe {recipe.name!r} trains a model; `loopscope lm finetune` does that")
-    job = _prepared(Path(folder), recipe, settings, sources, None)
+    job = prepared(Path(folder), recipe, settings, sources, None)
     there = store.find(KIND, job.config, job.inputs)
     if there is not None:
         return _fitted(there)
@@ -211,10 +211,10 @@ def save_fitted(done: Finished, out: Path) -> None:
     save_map(load_map(done.folder), out, {FITTED: read(done.folder / FITTED)})
 
 
-def _prepared(
+def prepared(
     folder: Path, recipe: Recipe, settings: Settings, sources: Sequence[Source] | None, boundary: Boundary | None
-) -> _Job:
-    """Everything that can be checked before a weight is read."""
+) -> Job:
+    """Everything that can be checked before a weight is read; arguments as of `finetune`, and it raises the same."""
     model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary)
     tensors_of(model, folder)
     tokenizer = load_tokenizer(folder)
@@ -229,14 +229,14 @@ def _prepared(
     data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
     ends = ((0, recipe.level_at(0)), (recipe.updates - 1, recipe.levels))
     passes = [unit for update, level in ends for unit in data(update, level)]
-    return _Job(
+    return Job(
         folder, recipe, model, weights_sha256(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
         step, join(settings.device),
     )  # fmt: skip
 
 
 def _run(
-    job: _Job, store: Store, settings: Settings, write: Callable[[Tuner, Mapping[str, Tensor]], Finished]
+    job: Job, store: Store, settings: Settings, write: Callable[[Tuner, Mapping[str, Tensor]], Finished]
 ) -> Finished:
     """Train from the last checkpoint, if there is one, and write the result."""
     first, device = job.processes.first, job.processes.device
@@ -250,7 +250,7 @@ def _run(
             store.gc()  # what a killed run left half-written
         job.processes.wait()
         try:
-            tuner = _tuner(job, memory.recompute, settings.compiled)
+            tuner = tuner_of(job, recompute=memory.recompute, compiled=settings.compiled)
             checkpoints.load(tuner)
             tuner.run(_Reporter(job, checkpoints, settings))
         except torch.cuda.OutOfMemoryError:
@@ -267,7 +267,8 @@ def _run(
         return finished
 
 
-def _tuner(job: _Job, recompute: bool, compiled: bool) -> Tuner:
+def tuner_of(job: Job, *, recompute: bool, compiled: bool, recorded: bool = True) -> Tuner:
+    """The trainer of a job, its weights loaded; `recorded` says whether compiled passes are also recorded."""
     loops, boundary = job.model.loops, job.model.boundary
     model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
     model.requires_grad_(job.step is None)
@@ -279,13 +280,13 @@ def _tuner(job: _Job, recompute: bool, compiled: bool) -> Tuner:
     objective = Objective(model, step, job.recipe.placement)
     objective.recompute, objective.compiled = recompute, compiled
     checks = Checks(job.recipe, job.tokenizer, job.pools, job.processes)
-    return Tuner(job.recipe, objective, job.data, checks, job.processes)
+    return Tuner(job.recipe, objective, job.data, checks, job.processes, recorded)
 
 
 class _Reporter:
     """After every window: a checkpoint when it is time, and a word to whoever watches."""
 
-    def __init__(self, job: _Job, checkpoints: Checkpoints, settings: Settings) -> None:
+    def __init__(self, job: Job, checkpoints: Checkpoints, settings: Settings) -> None:
         self.job, self.checkpoints, self.settings = job, checkpoints, settings
         self.saved = time.perf_counter()
 
@@ -330,7 +331,7 @@ def _result(tuner: Tuner) -> dict[str, Any]:
     return {"updates": tuner.update, "history": tuner.history, "tokens": tuner.tokens, "seconds": tuner.seconds}
 
 
-def _note(job: _Job, store: Store, out: Path, result: Mapping[str, Any]) -> None:
+def _note(job: Job, store: Store, out: Path, result: Mapping[str, Any]) -> None:
     """How the model in `out` was trained, into the store; what is there stays."""
     inputs = {**job.inputs, "made": weights_sha256(out)}
     if store.find(TRAINING, job.config, inputs) is None:

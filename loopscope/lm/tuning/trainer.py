@@ -20,7 +20,6 @@ from torch import Tensor
 from loopscope.errors import LoopscopeError
 from loopscope.lm.passes import known_tokens
 from loopscope.lm.tuning.batches import Data, Unit
-from loopscope.lm.tuning.checks import Checks
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.optimisers import make_optimiser
 from loopscope.lm.tuning.processes import Processes, gathered, shared_like
@@ -45,12 +44,15 @@ class Tuner:
     a row are how many answers of the window's own texts began right and how many there were, by their depth and the
     loops they are given after ("2 in 1"): looked at in the pass that they are learned from, so before it, and texts are
     drawn anew for every update.  `grown` is the level that a row ends with where `grow_at` let it grow; as rows are
-    saved, a run that is resumed knows its level.
+    saved, a run that is resumed knows its level.  Without `recorded`, compiled passes are made anew each time.
     """
 
     stage = 0  # there is one only
 
-    def __init__(self, recipe: Recipe, objective: Objective, data: Data, checks: Checks, processes: Processes) -> None:
+    def __init__(
+        self, recipe: Recipe, objective: Objective, data: Data, checks: Callable[[Objective], dict[str, Any]],
+        processes: Processes, recorded: bool = True,
+    ) -> None:  # fmt: skip
         self.recipe, self.data, self.checks, self.processes = recipe, data, checks, processes
         self.device = processes.device
         self.objective = objective
@@ -64,7 +66,7 @@ class Tuner:
         # Of each number of loops and each depth, how many began right, and all.
         self._answers = torch.zeros(recipe.loops + 1, recipe.deepest + 1, 2, device=self.device)
         self._recorder: Recorder | None = None
-        if objective.compiled and self.device.type == "cuda" and processes.count == 1:
+        if recorded and objective.compiled and self.device.type == "cuda" and processes.count == 1:
             self._recorder = Recorder(self._pass)
             for each in self.trained.values():
                 each.grad = torch.zeros_like(each)

@@ -1,0 +1,52 @@
+"""The bench of fine-tuning times what it says: updates after the first window, without checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopscope.errors import InputError
+from loopscope.lm.tuning.bench import bench_tuning
+from loopscope.lm.tuning.checks import Checks
+from loopscope.lm.tuning.trainer import Tuner
+from tests.test_cli import loopscope
+from tests.tuning_tiny import small, tuning_folder
+
+
+@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-letter-map"])
+def test_a_cpu_has_the_plain_way(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, steps = tuning_folder(tmp_path / "llama"), []
+    step = Tuner._step
+
+    def noted(self: Tuner, units: object) -> None:
+        steps.append(self.level_at(self.update))
+        step(self, units)  # type: ignore[arg-type]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a check was made")
+
+    monkeypatch.setattr(Tuner, "_step", noted)
+    monkeypatch.setattr(Checks, "__call__", refuse)
+    given = small(name, "share=0", "deepest=2", *(["grow_every=5"] if "adapt" in name else []))
+    (found,) = bench_tuning(folder, given, torch.device("cpu"), windows=4)
+    assert steps == [2] * 4  # as deep as the recipe's from the start
+    assert (found.way, found.ratio) == ("plain", 1.0)
+    assert found.seconds > 0
+    assert found.tokens > 100
+
+
+def test_the_command_and_a_refusal(
+    tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tuning_folder(tmp_path / "llama")
+    fewer = [word for change in ("examples=2", "micro=2", "share=0") for word in ("--set", change)]
+    code, out, _ = loopscope(capsys, "bench", "tune", str(folder), *fewer, "--device", "cpu", "--json")
+    assert code == 0
+    assert [way["way"] for way in json.loads(out)["ways"]] == ["plain"]
+    once = partial(bench_tuning, folder, small("smol-letter"), torch.device("cpu"), windows=1)
+    assert "at least 2 windows" in refused(InputError, once)
