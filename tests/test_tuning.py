@@ -198,6 +198,29 @@ def test_examples_are_those_of_the_tasks() -> None:
     assert drawn == [r.answer for update in range(8, 16) for r in iterations.requests(update)]
 
 
+@pytest.mark.parametrize("task", ["letter", "antonym", "iterations"])
+def test_a_map_by_steps_learns_from_every_run_that_has_a_map(task: str) -> None:
+    by_step = recipe(f"smol-{task}-map")
+    whole = replace(by_step, stepwise=False, pace=1.0)
+    runs = by_step.steered_runs
+    assert runs == {"letter": (2, 3, 4), "antonym": (1, 2, 3, 4), "iterations": (2, 3, 4, 5, 6, 7, 8)}[task]
+    seen = set()
+    for turn in range(len(runs)):
+        for mine, plain in zip(examples(by_step, turn), examples(whole, turn), strict=True):
+            assert (mine.prompt, plain.loops) == (plain.prompt, by_step.loops)
+            assert mine.depth == min(plain.depth, int(by_step.pace * mine.loops))
+            assert mine.answer == plain.answer or mine.depth < plain.depth
+            seen.add((mine.loops, mine.depth))
+    assert {loops for loops, _ in seen} == set(runs)
+    assert {depth for loops, depth in seen if loops == by_step.loops} == set(range(1, 9))
+    assert max(depth for loops, depth in seen if loops == runs[0]) == int(by_step.pace * runs[0])
+    assert {each.loops for each in questions(by_step)} == {by_step.loops}  # checks are of the whole run
+    if task == "letter":  # the answer after fewer steps is that of the same graph
+        (letter, *_) = letter_training.training(letter_training.Stage(by_step.seed, 40, 8), 0)[7:]
+        assert letter.k == 8
+        assert examples(by_step, 0)[7].answer == letter.taker(letter.start, 4)
+
+
 def test_depths_grow_from_one() -> None:
     for task in ("letter", "antonym", "iterations"):
         grown = recipe(f"smol-{task}-adapt", ["grow_every=10", "examples=4", "pace=1"])
@@ -524,7 +547,7 @@ def test_numbers_of_the_paper() -> None:
         ("grow_at=0.9", "looked at every grow_every updates"),
         ("emphasis=10", "and 1 unless tokens of look-up texts are averaged"),
         ("emphasis=-1", "emphasis is positive"),
-        ("pace=2", "a pace of 2 steps is grown to in stepwise learning of look-ups alone"),
+        ("pace=2", "a pace of 2 steps is for stepwise learning of maps, or of look-ups that grow"),
         ("pace=0", "from 1 to 4 steps a loop at most, not to 0.0"),
         ("pace=1.2", "pace grows by halves"),
         ("saved=fp16", "a map is in fp16, a model in bf16"),
@@ -541,6 +564,7 @@ def test_what_is_no_change(change: str, message: str, refused: Callable[..., str
         ("loops=3", "stepwise learning takes a loop per step, not 4 steps in 3 loops"),
         ("general=instead", "stepwise learning of look-ups takes general text beside them"),
         ("stepwise=1", "stepwise=1 is none of the values"),
+        ("pace=4.5", "from 1 to 4 steps a loop at most"),
     ],
 )
 def test_what_is_no_change_of_stepwise_look_ups(change: str, message: str, refused: Callable[..., str]) -> None:

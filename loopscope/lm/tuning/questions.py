@@ -77,23 +77,46 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
     `level` says how deep they ask (default: by the recipe's schedule).
     """
     deepest = recipe.depth_at(recipe.level_at(turn) if level is None else level)
-    if recipe.task == "letter":
-        stage = letter_training.Stage(recipe.seed, recipe.examples, deepest)
-        drawn = letter_training.training(stage, turn)
-        return tuple(Example(letters.prompt(each), letters.answer(each), recipe.loops, each.k) for each in drawn)
-    if recipe.task == "antonym":
-        depths = [deepest if recipe.stepwise else 1 + j % deepest for j in range(recipe.examples)]
-        asked = antonyms.requests(turn, recipe.seed, depths, recipe.form)
-        if not recipe.stepwise:
-            return tuple(Example(each.prompt, each.answer, recipe.loops, each.k) for each in asked)
+    asked = list(_asked_for(recipe, turn, deepest))
+    if not recipe.stepwise:
+        return tuple(Example(prompt, stages[-1], recipe.loops, len(stages)) for prompt, stages in asked)
+    if recipe.trains == "weights":
         return tuple(
-            Example(each.prompt, answer, loops=stage, depth=stage)
-            for each in asked
-            for stage, answer in enumerate(each.stages, start=1)
+            Example(prompt, answer, loops=stage, depth=stage)
+            for prompt, stages in asked
+            for stage, answer in enumerate(stages, start=1)
         )
-    rounds = recipe.examples // len(iterations.TASKS)
-    several = [iterations.requests(rounds * turn + i, deepest=deepest, seed=recipe.seed) for i in range(rounds)]
-    return tuple(Example(each.prompt, each.answer, recipe.loops, each.k) for five in several for each in five)
+    made, runs = [], recipe.steered_runs
+    for j, (prompt, stages) in enumerate(asked):
+        loops = runs[(j // deepest + turn) % len(runs)]
+        steps = min(len(stages), int(recipe.pace * loops))
+        made.append(Example(prompt, stages[steps - 1], loops, steps))
+    return tuple(made)
+
+
+def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, Sequence[str]]]:
+    """Every question's prompt, and the answers after 1, 2, ... steps to the one that it asks for."""
+    if recipe.task == "letter":
+        for letter in letter_training.training(letter_training.Stage(recipe.seed, recipe.examples, deepest), turn):
+            yield letters.prompt(letter), _takers(letter)
+    elif recipe.task == "antonym":
+        whole = recipe.stepwise and recipe.trains == "weights"
+        depths = [deepest if whole else 1 + j % deepest for j in range(recipe.examples)]
+        for request in antonyms.requests(turn, recipe.seed, depths, recipe.form):
+            yield request.prompt, request.stages
+    else:
+        rounds = recipe.examples // len(iterations.TASKS)
+        for number in range(rounds * turn, rounds * (turn + 1)):
+            for each in iterations.requests(number, deepest=deepest, seed=recipe.seed):
+                yield each.prompt, _iterated(each)
+
+
+def _takers(letter: letters.Letter) -> list[str]:
+    return [letter.taker(letter.start, steps) for steps in range(1, letter.k + 1)]
+
+
+def _iterated(request: iterations.Request) -> list[str]:
+    return [request.answer_after(steps) for steps in range(1, request.k + 1)]
 
 
 def texts(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Text, ...]:
@@ -123,7 +146,7 @@ def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
         )
         for text in drawn:
             yield (
-                Turn(letter.start, before, [letter.taker(letter.start, steps) for steps in range(1, letter.k + 1)])
+                Turn(letter.start, before, _takers(letter))
                 for (before, _), letter in zip(text.turns, text.letters, strict=True)
             )
         return
@@ -138,7 +161,7 @@ def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
 def _asked(requests: Iterable[iterations.Request]) -> Iterator[Turn]:
     for number, each in enumerate(requests):
         before = ("\n\n" if number else "") + each.prompt + " "
-        yield Turn((each.task, each.start), before, [each.answer_after(steps) for steps in range(1, each.k + 1)])
+        yield Turn((each.task, each.start), before, _iterated(each))
 
 
 def questions(recipe: Recipe) -> tuple[Question, ...]:
@@ -161,7 +184,7 @@ def _letters(recipe: Recipe) -> Iterator[Question]:
 def _antonyms(recipe: Recipe) -> Iterator[Question]:
     for k in range(1, recipe.deepest + 1):
         for words in antonyms.quick_sequences()[: recipe.checked]:
-            by_step = recipe.stepwise and recipe.text == "questions"
+            by_step = recipe.stepwise and (recipe.text, recipe.trains) == ("questions", "weights")
             request = antonyms.Request(words, recipe.deepest if by_step else k, form=recipe.form)
             loops = k if by_step else recipe.loops
             yield Question(request.prompt, loops, str(k), partial(_says_pair, request.stages[k - 1]))

@@ -39,7 +39,9 @@ class Recipe:
     - `deepest` is the largest depth asked for, reached from 1 in levels of one every `grow_every` updates (0: at once).
       With `grow_at`, the next level is taken only if in those updates this share of the answers at the present deepest
       depth began right, each looked at before it was learned from; otherwise the level stays for as many updates more.
-    - `stepwise`: a run of t loops learns the answer after step t.  Of questions, each is learned so `deepest` times.
+    - `stepwise`: a run of t loops learns the answer after step t.  Of questions, each is learned so `deepest` times; if
+      a map is fitted, question j by one of the runs that have a map in them, up to `loops`, which take turns, and after
+      at most `pace` t steps.  So the map is told what each loop must do, not only what all of them must.
       Of look-ups, text j is run for 1 + j mod d loops, d the largest depth asked for, and every answer in it is the one
       after at most as many steps; the general text beside is run for d loops.  So a loop is taught a step, not only a
       whole run all of its steps, and a model which was never looped begins with what it can do in one pass.  When
@@ -132,16 +134,19 @@ class Recipe:
             )
         if 0 < self.horizon <= self.warmup:
             raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
-        if self.stepwise and self.deepest > self.loops:
+        steered = self.trains == "map"
+        if self.stepwise and self.deepest > self.loops * (self.pace if steered else 1):
             raise InputError(f"stepwise learning takes a loop per step, not {self.deepest} steps in {self.loops} loops")
-        if self.stepwise and self.text == "questions" and self.task != "antonym":
+        if self.stepwise and self.text == "questions" and self.task != "antonym" and not steered:
             raise InputError(f"stepwise learning takes questions of antonyms or look-ups, not questions of {self.task}")
         if self.stepwise and self.text == "look-ups" and self.general != "beside":
             raise InputError("stepwise learning of look-ups takes general text beside them, not instead")
         if not 1 <= self.pace <= self.deepest or 2 * self.pace % 1:
             raise InputError(f"pace grows by halves, from 1 to {self.deepest} steps a loop at most, not to {self.pace}")
-        if self.pace > 1 and not (self.stepwise and self.text == "look-ups" and self.grow_every):
-            raise InputError(f"a pace of {self.pace:g} steps is grown to in stepwise learning of look-ups alone")
+        if self.pace > 1 and not (self.stepwise and (steered or (self.text == "look-ups" and self.grow_every))):
+            raise InputError(
+                f"a pace of {self.pace:g} steps is for stepwise learning of maps, or of look-ups that grow"
+            )
         if self.saved == {"weights": "fp16", "map": "bf16"}[self.trains]:
             raise InputError(
                 f"rounded, a map is in fp16, a model in bf16; {self.trains} cannot be saved in {self.saved}"
@@ -158,6 +163,11 @@ class Recipe:
     def levels(self) -> int:
         """How many levels there are: depths to the deepest, then paces."""
         return self.deepest + round(2 * (self.pace - 1))
+
+    @property
+    def steered_runs(self) -> tuple[int, ...]:
+        """Numbers of loops with a map in them."""
+        return tuple(range(2 if self.placement == "between" else 1, self.loops + 1))
 
     def level_at(self, update: int) -> int:
         """The level of an update, counted from 0; with `grow_at`, the highest that it could be."""
@@ -183,6 +193,9 @@ class Recipe:
 WORDING = "the wording of the prompts is ours; the reference gives its own by a sketch"
 GENERAL = "general text is prose and code of this Python unless --text gives other files"
 OURS = "beyond the published protocol: a small model that was never looped"
+BY_STEPS = (
+    "the map learns from runs of fewer loops, too, with answers after fewer steps; stepwise=false leaves that out"
+)
 _ALWAYS = (WORDING, GENERAL)
 
 
@@ -290,8 +303,11 @@ def _smol(made: Recipe, **changes: Any) -> Recipe:
     if made.trains == "weights":
         trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95, "saved": "bf16"}
     else:
-        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16", "check_every": 250}
+        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16", "check_every": 250,
+                    "stepwise": True, "pace": made.deepest / made.loops}  # fmt: skip
     common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": 0.93, "deviations": (*made.deviations, OURS)}
+    if made.trains == "map":
+        common["deviations"] = (*made.deviations, OURS, BY_STEPS)
     about = made.about.replace(" `", " `smol-")
     return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
 
