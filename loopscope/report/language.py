@@ -22,13 +22,13 @@ from loopscope.experiments.language_tables import (
 )
 from loopscope.experiments.records import Record, Row
 from loopscope.lm import antonym_tests, iteration_tests
-from loopscope.lm.antonyms import HELD_OUT_TEMPLATE, LONGEST, TRAINED
+from loopscope.lm.antonyms import LONGEST, TRAINED
 from loopscope.lm.iterations import TASKS, Tally, tally
 from loopscope.report.contents import Figure, Grid, Section
 from loopscope.report.dots import Spot, dots
 from loopscope.report.figures import Line, lines_in_panels
 from loopscope.report.heat import matrices
-from loopscope.report.models import INTERVALS, labels, measured_on, models, printed, published, rows_of
+from loopscope.report.models import INTERVALS, by_depth, labels, measured_on, models, printed, published, rows_of
 from loopscope.stats import Estimate
 
 SHADED = (0.7, TRAINED + 0.5)
@@ -87,14 +87,7 @@ def _depths(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> Fig
     panels = {}
     for label, form, record in found:
         rows = rows_of(evidence, record, f"Antonyms, {form}: depths")
-        lines = []
-        for template, steered in ((0, True), (0, False), (HELD_OUT_TEMPLATE, True)):
-            name = antonym_tests.depth_name(template, steered)
-            calls = [rows[f"{name}, k = {k}"] for k in range(1, LONGEST + 1)]
-            paper = [(float(k), row.paper) for k, row in enumerate(calls, 1) if row.paper is not None]
-            said = f"{'J' if steered else 'no map'}{WORDINGS[template]}"
-            lines.append(Line(said, [row.estimate for row in calls], template > 0, paper=() if template else paper))
-        panels[f"{form}: {label}"] = lines
+        panels[f"{form}: {label}"] = by_depth(rows, antonym_tests.depth_name, antonym_tests.TEMPLATES)
     caption = (
         "Right replies by the deletion that was asked for, with 95 % intervals. Dashed: a wording that neither "
         "backbone nor map was trained on. Diamonds: the paper's, in the trained wording. Grey: deletions that "

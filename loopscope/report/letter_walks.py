@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import identity
 from loopscope.experiments.records import Record
-from loopscope.lm.letter_walks import LONGEST, TEMPLATES, TRAINED, WALKS, walk_name
+from loopscope.lm.letter_walks import TEMPLATES, TRAINED, WALKS, walk_name
 from loopscope.report.contents import Figure
-from loopscope.report.figures import Line, lines_in_panels
-from loopscope.report.models import rows_of
+from loopscope.report.figures import lines_in_panels
+from loopscope.report.models import by_depth, rows_of
 
 SHADED = (0.7, TRAINED + 0.5)
 """Grey: transfers that backbones were trained on."""
@@ -26,14 +26,7 @@ def walks_figure(evidence: Evidence, found: Mapping[str, Record]) -> Figure:
     """A panel for every model: right answers by transfers, in the trained wording and, with J, in the held-out one."""
     panels = {}
     for label, record in found.items():
-        rows = rows_of(evidence, record, "Letters, walks: right")
-        lines = []
-        for template, steered in ((TEMPLATES[0], True), (TEMPLATES[0], False), (TEMPLATES[1], True)):
-            calls = [rows[f"{walk_name(template, steered)}, k = {k}"] for k in range(1, LONGEST + 1)]
-            paper = [(float(k), row.paper) for k, row in enumerate(calls, 1) if row.paper is not None]
-            said = f"{'J' if steered else 'no map'}{', held-out wording' if template else ''}"
-            lines.append(Line(said, [row.estimate for row in calls], template > 0, paper=() if template else paper))
-        panels[label] = lines
+        panels[label] = by_depth(rows_of(evidence, record, "Letters, walks: right"), walk_name, TEMPLATES)
     caption = (
         "Right answers by the transfers that were asked for, with 95 % intervals. Dashed: a wording that neither "
         "backbone nor map was trained on. Diamonds: the paper's, in the trained wording, of 16 graphs. Grey: transfers "

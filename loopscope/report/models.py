@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import LANGUAGE, how_much, identity, in_millions, parameters_of
 from loopscope.experiments.records import Record, Row
 from loopscope.report.contents import Grid, Listing
+from loopscope.report.figures import Line
 from loopscope.stats import Estimate
 
 PUBLISHED: Mapping[str, Mapping[str, str]] = {
@@ -116,3 +117,20 @@ def printed(share: float, n: int) -> Row:
 def rows_of(evidence: Evidence, record: Record, title: str) -> dict[str, Row]:
     """The rows of a record's table by name; none where there is no table whose title begins so."""
     return {row.name: row for table in evidence.tables(record) if table.title.startswith(title) for row in table.rows}
+
+
+def by_depth(rows: Mapping[str, Row], named: Callable[[int, bool], str], templates: tuple[int, int]) -> list[Line]:
+    """Lines over the depths asked for: with J, without, and with J in the wording that was held out, dashed.
+
+    `rows` have names as "X, k = 3", where X is what `named` calls a template with J or without; the second of
+    `templates` is held out.
+    """
+    trained, held_out = templates
+    lines = []
+    for template, steered in ((trained, True), (trained, False), (held_out, True)):
+        first, dashed = f"{named(template, steered)}, k = ", template == held_out
+        depths = {int(name.removeprefix(first)): row for name, row in rows.items() if name.startswith(first)}
+        paper = [(float(k), row.paper) for k, row in depths.items() if row.paper is not None and not dashed]
+        said = f"{'J' if steered else 'no map'}{', held-out wording' if dashed else ''}"
+        lines.append(Line(said, [depths[k].estimate for k in sorted(depths)], dashed, paper=paper))
+    return lines
