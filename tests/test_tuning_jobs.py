@@ -88,14 +88,17 @@ def test_a_run_that_is_asked_to_stop_keeps_what_it_has(tmp_path: Path) -> None:
 
 def test_the_first_interrupt_is_a_wish_and_the_second_is_not() -> None:
     told: list[str] = []
-    before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop(told.append) as stop:
-        assert not stop()
-        signal.raise_signal(signal.SIGINT)
-        assert stop()
-        with pytest.raises(KeyboardInterrupt):
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # which is to ignore it in the background
+    try:
+        with asked_to_stop(told.append) as stop:
+            assert not stop()
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+            assert stop()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, outside)
     assert len(told) == 1
 
 
