@@ -10,7 +10,7 @@ import torch
 from loopscope.errors import InputError
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.antonyms import is_right, panel
-from loopscope.lm.asking import KEPT, WENT_ON, as_bytes, as_texts, asked, replies, together
+from loopscope.lm.asking import KEPT, WENT_ON, answers_name, as_bytes, as_texts, asked, replies, together
 from loopscope.lm.decoding import generate
 from loopscope.lm.folders import load
 from loopscope.lm.iterations import score
@@ -80,7 +80,7 @@ def test_depths_are_asked_with_and_without_the_map(at: At) -> None:
     assert [(each.k, each.words) for each in requests[:4]] == [*((1, words) for words in panel()[:3]), (2, panel()[0])]
     assert {each.form for each in requests} == {"stepwise"}
     for steered, program in ((False, F**4), (True, after_each("flip", 4))):
-        said = as_texts(found[antonym_tests.depth_name(5, steered)])
+        said = as_texts(found[answers_name(5, steered)])
         tokens = torch.tensor([asked(tokenizer, requests[7].prompt)])
         (alone,) = generate(model, tokens, program, new=16, maps={"flip": step}).texts()
         assert said[7].removesuffix(WENT_ON) == tokenizer.decode(alone)

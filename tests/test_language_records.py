@@ -28,7 +28,7 @@ from loopscope.experiments.language import (
 from loopscope.experiments.language_tables import PAPER_LONG, tables, walked
 from loopscope.experiments.records import Facts, Record, records
 from loopscope.lm import antonym_tests, iteration_tests
-from loopscope.lm.asking import as_bytes
+from loopscope.lm.asking import answers_name, as_bytes
 from loopscope.lm.heads import Heads
 from loopscope.lm.letter_pairs import pairs
 from loopscope.lm.letter_tests import answer_tokens, question_tokens
@@ -221,7 +221,7 @@ def antonyms(form: str, deep: int, loop: int, sequences: int = 64) -> Record:
     long = [number for number, request in enumerate(requests) if request.k > 4][:deep]
     said = [request.answer if number in long else "hot" for number, request in enumerate(requests)]
     depths = {
-        antonym_tests.depth_name(template, steered): as_bytes(said if steered else ["..."] * len(said))
+        answers_name(template, steered): as_bytes(said if steered else ["..."] * len(said))
         for template in antonym_tests.TEMPLATES
         for steered in (False, True)
     }

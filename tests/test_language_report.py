@@ -18,9 +18,8 @@ from loopscope.experiments.language import LANGUAGE, LETTERS
 from loopscope.experiments.language_tables import PAPER_READOUTS
 from loopscope.experiments.records import Record, Row, records, save
 from loopscope.lm import iteration_tests
-from loopscope.lm.asking import as_bytes
+from loopscope.lm.asking import answers_name, as_bytes
 from loopscope.lm.heads import Heads, Selection, Tried
-from loopscope.lm.letter_walks import walk_name
 from loopscope.report.contents import Figure, Grid, Listing, Report, Section
 from loopscope.report.dots import Search, Spot, Step, dots, searches
 from loopscope.report.drawing import BLUE, ORANGE, THEMED
@@ -298,7 +297,7 @@ def test_walks_are_drawn_by_the_transfers_asked_for() -> None:
     """With J, all are right but at eight transfers; without, those up to four, after which four are answered for."""
     depths, loops = torch.arange(1, 9).repeat_interleave(10), torch.arange(1, 5)
     said = {
-        walk_name(template, steered): torch.minimum((2 if steered else 1) * loops, depths[:, None]).to(torch.uint8)
+        answers_name(template, steered): torch.minimum((2 if steered else 1) * loops, depths[:, None]).to(torch.uint8)
         for template in (0, 5)
         for steered in (False, True)
     }

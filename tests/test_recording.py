@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from loopscope.lm.folders import load
-from loopscope.lm.general_text import pool
-from loopscope.lm.text import load_tokenizer
-from loopscope.lm.tuning.batches import TENSORS, Data, Unit
+from loopscope.lm.tuning.batches import TENSORS, Unit
 from loopscope.lm.tuning.checks import Checks
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.processes import Processes
@@ -18,7 +16,7 @@ from loopscope.lm.tuning.recipes import recipe
 from loopscope.lm.tuning.recording import ANSWERS, LENGTH, TARGETS, padded
 from loopscope.lm.tuning.trainer import Tuner
 from loopscope.maps import Dense
-from tests.tuning_tiny import sources, tuning_folder
+from tests.tuning_tiny import tuning_data, tuning_folder
 
 POSITIONS = 2048
 
@@ -28,17 +26,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tuning_folder(tmp_path_factory.mktemp("models") / "llama")
 
 
-def data(folder: Path, name: str, changes: list[str]) -> Data:
-    tokenizer = load_tokenizer(folder)
-    pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources()]
-    return Data(recipe(name, changes), tokenizer, pools, vocabulary=700, positions=POSITIONS)
-
-
 @pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-letter", "smol-antonym-stepwise"])
 def test_a_padded_unit_has_the_loss_and_gradients_of_the_unit(folder: Path, name: str) -> None:
     model = load(folder)
     model.requires_grad_(True)
-    for unit in data(folder, name, ["examples=4", "micro=4"])(0, 3):
+    for unit in tuning_data(recipe(name, ["examples=4", "micro=4"]), folder)(0, 3):
         longer = padded(unit, POSITIONS)
         assert (longer.loops, longer.kind, longer.length) == (unit.loops, unit.kind, unit.length)
         found = []
@@ -57,7 +49,7 @@ def test_a_padded_unit_has_the_loss_and_gradients_of_the_unit(folder: Path, name
 
 
 def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
-    given = data(folder, "smol-letter-adapt", ["examples=4", "micro=4"])
+    given = tuning_data(recipe("smol-letter-adapt", ["examples=4", "micro=4"]), folder)
     several = [[padded(unit, POSITIONS) for unit in given(update, 2)] for update in range(12)]
     plain = [given(update, 2) for update in range(12)]
 
@@ -82,7 +74,7 @@ def test_recorded_training_is_training(folder: Path, name: str) -> None:
         changes += ["grow_every=3", "grow_at=null"]
     given, gpu, found = recipe(name, changes), torch.device("cuda"), []
     for recorded in (False, True):
-        batches = data(folder, name, changes)
+        batches = tuning_data(given, folder)
         model = load(folder, loops=given.loops, device=gpu)
         step = Dense(model.width).to(gpu) if given.trains == "map" else None
         model.requires_grad_(step is None)

@@ -20,33 +20,27 @@ from transformers import AutoTokenizer
 from loopscope.errors import InputError
 from loopscope.lm import antonyms, general_text, iterations, letter_training, letters
 from loopscope.lm.folders import load
-from loopscope.lm.general_text import pool, tokens_beside
+from loopscope.lm.general_text import tokens_beside
 from loopscope.lm.passes import Cache, states
 from loopscope.lm.placement import between
 from loopscope.lm.text import load_tokenizer
 from loopscope.lm.tuning import memory
-from loopscope.lm.tuning.batches import Data, Row, chat_rows, text_rows, units
+from loopscope.lm.tuning.batches import Row, chat_rows, text_rows, units
 from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.optimisers import Adafactor
 from loopscope.lm.tuning.questions import Example, Text, Turn, examples, joined, questions, texts
-from loopscope.lm.tuning.recipes import RECIPES, Recipe, changed, recipe
+from loopscope.lm.tuning.recipes import RECIPES, changed, recipe
 from loopscope.lm.tuning.trainer import answers_since
 from loopscope.maps import Dense
 from loopscope.program import F
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.stack_tiny import tiny_stack
-from tests.tuning_tiny import small, sources, tuning_folder
+from tests.tuning_tiny import small, tuning_data, tuning_folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tuning_folder(tmp_path_factory.mktemp("models") / "llama")
-
-
-def data(given: Recipe, folder: Path) -> Data:
-    tokenizer = load_tokenizer(folder)
-    pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources()]
-    return Data(given, tokenizer, pools, vocabulary=700, positions=2048)
 
 
 # ---- recomputed layers -----------------------------------------------------------------------------------------------
@@ -298,7 +292,7 @@ def test_answers_count_as_often_as_they_are_emphasised(folder: Path) -> None:
 
 
 def test_an_update_has_a_fifth_of_general_text(folder: Path) -> None:
-    made = data(recipe("letter"), folder)
+    made = tuning_data(recipe("letter"), folder)
     found = made(3)
     task, general = ([unit for unit in found if unit.kind == kind] for kind in ("task", "general"))
     assert [len(unit.tokens) for unit in task] == [2] * 4
@@ -310,12 +304,12 @@ def test_an_update_has_a_fifth_of_general_text(folder: Path) -> None:
     assert seen[0] == drawn[0]
     again = made(3)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(found, again, strict=True))
-    none = data(recipe("letter", ["share=0"]), folder)(0)
+    none = tuning_data(recipe("letter", ["share=0"]), folder)(0)
     assert {unit.kind for unit in none} == {"task"}
 
 
 def test_stages_are_run_for_as_many_loops(folder: Path) -> None:
-    found = [unit for unit in data(recipe("antonym-stepwise", ["micro=8"]), folder)(0) if unit.kind == "task"]
+    found = [unit for unit in tuning_data(recipe("antonym-stepwise", ["micro=8"]), folder)(0) if unit.kind == "task"]
     assert [unit.loops for unit in found] == [(t,) * 8 for t in (4, 3, 2, 1)]
     assert [len(unit.tokens) for unit in found] == [8] * 4
     for unit in found:
@@ -323,7 +317,7 @@ def test_stages_are_run_for_as_many_loops(folder: Path) -> None:
 
 
 def test_in_stepwise_look_ups_every_number_of_loops_is_learned_up_to_the_largest_depth(folder: Path) -> None:
-    made = data(recipe("smol-letter-adapt", ["examples=4"]), folder)
+    made = tuning_data(recipe("smol-letter-adapt", ["examples=4"]), folder)
     for depth in (1, 3, 4):
         found = made(5, depth)
         (task,), general = ([unit for unit in found if unit.kind == kind] for kind in ("task", "general"))
@@ -336,7 +330,7 @@ def test_in_stepwise_look_ups_every_number_of_loops_is_learned_up_to_the_largest
 
 def test_general_text_instead_of_the_task_leaves_decks_whole(folder: Path) -> None:
     given = recipe("iterations", ["updates=400"])
-    made = data(given, folder)
+    made = tuning_data(given, folder)
     kinds = [made(update)[0].kind for update in range(40)]
     assert 5 < kinds.count("general") < 20
     assert all(unit.tokens.shape == (5, 256) for unit in made(kinds.index("general")))
@@ -348,7 +342,7 @@ def test_general_text_instead_of_the_task_leaves_decks_whole(folder: Path) -> No
 
 
 def test_texts_that_do_not_fit_the_model_are_refused(folder: Path, refused: Callable[..., str]) -> None:
-    made = data(small("letter"), folder)
+    made = tuning_data(small("letter"), folder)
     made.positions = 100
     assert "but the model has 100 positions" in refused(InputError, made, 0)
     made.positions, made.vocabulary = 2048, 50
@@ -366,7 +360,7 @@ def test_look_ups_are_learned_from_the_second_token_on(folder: Path) -> None:
 def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, name: str) -> None:
     """Each is the target behind the text that asks for it; what is read at a check is judged the same way."""
     tokenizer, given = load_tokenizer(folder), recipe(name, ["examples=4", "micro=3", "share=0"])
-    found = data(given, folder)(3, 2)
+    found = tuning_data(given, folder)(3, 2)
     wanted = Counter()
     if given.text == "look-ups":
         wanted.update(depth for each in texts(given, 3, 2) for _, depth in each.answers)
@@ -469,7 +463,7 @@ def _said(text: Text) -> list[tuple[str, str]]:
 
 def test_an_answer_begins_right_if_its_first_token_is_the_likeliest(folder: Path) -> None:
     model = load(folder)
-    (unit,) = data(recipe("smol-letter-adapt", ["examples=3", "share=0"]), folder)(0)
+    (unit,) = tuning_data(recipe("smol-letter-adapt", ["examples=3", "share=0"]), folder)(0)
     with torch.no_grad():
         logits = model(unit.tokens, loops=unit.loops[0])[unit.rows[unit.answers], unit.columns[unit.answers]]
         _, right = Objective(model)(unit)
@@ -621,7 +615,7 @@ def test_the_estimate_is_what_a_pass_keeps(tmp_path: Path, kind: str, loops: tup
 
 def test_layers_are_recomputed_where_memory_is_short(folder: Path, refused: Callable[..., str]) -> None:
     model, cpu = load(folder), torch.device("cpu")
-    made = data(small("letter"), folder)(0)
+    made = tuning_data(small("letter"), folder)(0)
     given = small("letter")
 
     def planned(free: int) -> memory.Memory:

@@ -13,6 +13,7 @@ import torch
 from loopscope.errors import InputError
 from loopscope.lm.tuning.bench import bench_tuning
 from loopscope.lm.tuning.checks import Checks
+from loopscope.lm.tuning.recipes import recipe
 from loopscope.lm.tuning.trainer import Tuner
 from tests.test_cli import loopscope
 from tests.tuning_tiny import small, tuning_folder
@@ -24,7 +25,7 @@ def test_a_cpu_has_the_plain_way(tmp_path: Path, name: str, monkeypatch: pytest.
     step = Tuner._step
 
     def noted(self: Tuner, units: object) -> None:
-        steps.append(self.level_at(self.update))
+        steps.append(self.recipe.depth_at(self.level_at(self.update)))
         step(self, units)  # type: ignore[arg-type]
 
     def refuse(*_: object) -> None:
@@ -37,6 +38,13 @@ def test_a_cpu_has_the_plain_way(tmp_path: Path, name: str, monkeypatch: pytest.
     assert steps == [2] * 4  # as deep as the recipe's from the start
     assert (found.way, found.ratio) == ("plain", 1.0)
     assert found.seconds > 0
+    assert found.tokens > 100
+
+
+def test_a_map_keeps_its_pace(tmp_path: Path) -> None:
+    """Eight steps in four loops take two a loop."""
+    given = recipe("smol-letter-map", ["examples=2", "micro=2", "share=0"])
+    (found,) = bench_tuning(tuning_folder(tmp_path / "llama"), given, torch.device("cpu"), windows=2)
     assert found.tokens > 100
 
 

@@ -13,7 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from loopscope.lm import antonyms, iterations, letters
 from loopscope.lm.folders import build
-from loopscope.lm.general_text import Source, is_validation
+from loopscope.lm.general_text import Source, is_validation, pool
+from loopscope.lm.text import load_tokenizer
+from loopscope.lm.tuning.batches import Data
 from loopscope.lm.tuning.recipes import Recipe, recipe
 from tests.model_folders import SPECIAL
 from tests.ouro_tiny import CONFIG
@@ -87,6 +89,13 @@ def text_files(folder: Path) -> list[str]:
     for number, document in enumerate(documents):
         (folder / f"{number}.txt").write_text(document, encoding="utf-8")
     return [part for number in range(len(documents)) for part in ("--text", f"{number}.txt")]
+
+
+def tuning_data(given: Recipe, folder: Path) -> Data:
+    """What a recipe learns from, with a folder's tokenizer and the general text above."""
+    tokenizer = load_tokenizer(folder)
+    pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources()]
+    return Data(given, tokenizer, pools, vocabulary=SIZES["vocab_size"], positions=SIZES["max_position_embeddings"])
 
 
 def small(name: str, *changes: str) -> Recipe:

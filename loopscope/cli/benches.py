@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table
 from loopscope.cli.display import spinner
+from loopscope.cli.lm_tuning import Changes, Folder, Name
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: the plain way beside ours.")
 app.add_typer(bench_app, name="bench")
@@ -65,11 +65,9 @@ def bench_train(
 
 @bench_app.command("tune")
 def bench_tune(
-    folder: Annotated[Path, typer.Argument(help="A model folder.")],
-    recipe: Annotated[str, typer.Argument(help="A recipe of `lm recipes`.")] = "smol-letter",
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Another setting: examples=8 (repeatable).")
-    ] = None,
+    folder: Folder,
+    recipe: Name = "smol-letter",
+    changes: Changes = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,
 ) -> None:

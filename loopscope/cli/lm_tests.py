@@ -14,7 +14,7 @@ from loopscope.cli.display import spinner
 from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device
-from loopscope.errors import InputError, nearest
+from loopscope.errors import InputError
 
 if TYPE_CHECKING:
     from loopscope.experiments.language import LanguageSubject
@@ -56,15 +56,11 @@ def lm_test_letters(
     as_json: AsJson = False,
 ) -> None:
     """How far each loop walks; the heads that carry the steering of eight steps, and patches of them on 256 pairs."""
-    from loopscope.experiments.language import LETTER_TESTS, measure_letters
+    from loopscope.experiments.language import LETTER_TESTS, check_letters, measure_letters
     from loopscope.lm.heads import Heads
-    from loopscope.lm.letter_tests import STEERING, TESTS, first_pairs
 
     asked = tuple(dict.fromkeys(test or LETTER_TESTS))
-    for each in asked:
-        if each not in LETTER_TESTS:
-            raise InputError(f"no test {each!r}; there are {', '.join(LETTER_TESTS)}{nearest(each, LETTER_TESTS)}")
-        first_pairs(each if each in TESTS else STEERING, pairs)
+    check_letters(asked, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
     with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopscope.errors import InputError
+from loopscope.errors import InputError, nearest
 from loopscope.experiments.records import RECORD, Facts, Predictions, Record, config_of, in_words, load, save
 from loopscope.files import damaged
 from loopscope.lm import antonym_tests, iteration_tests, letter_tests
@@ -27,7 +27,7 @@ from loopscope.lm.heads import Heads, Selection, select
 from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_tests import Chosen
 from loopscope.lm.letter_walks import LETTERS as WALKED
-from loopscope.lm.letter_walks import WALKS, measure_walks, walk_letters
+from loopscope.lm.letter_walks import WALKS, measure_walks
 from loopscope.lm.passes import Boundary, LanguageModel, precision_name
 from loopscope.lm.steering import InFull, check_fitted, load_step
 from loopscope.maps import AffineMap, map_files
@@ -232,6 +232,14 @@ def selection_of(record: Record) -> Selection | None:
         raise damaged(f"record of {record.facts.name}", "a selection of heads", "something else") from None
 
 
+def check_letters(tests: Iterable[str], count: int | None) -> None:
+    """InputError for a test of letters that there is not, or a number of pairs that one does not take."""
+    for test in tests:
+        if test not in LETTER_TESTS:
+            raise InputError(f"no test {test!r}; there are {', '.join(LETTER_TESTS)}{nearest(test, LETTER_TESTS)}")
+        letter_tests.first_pairs(letter_tests.STEERING if test == WALKS else test, count)
+
+
 def measure_letters(
     subject: LanguageSubject,
     store: Store,
@@ -247,9 +255,8 @@ def measure_letters(
     If heads are given, none are selected, and these are patched at the last loop.  Without a selection, only runs
     without patches are recorded: the map did nothing that heads could carry.
     """
+    check_letters(tests, count)
     on_pairs = [test for test in tests if test != WALKS]
-    for test in on_pairs:
-        letter_tests.first_pairs(test, count)  # refuse before anything is computed
     chosen = None if heads is None else Chosen.of(heads, subject.model, [subject.model.loops])
     made: list[Record] = []
     if WALKS in tests:
@@ -267,8 +274,6 @@ def measure_letters(
 
 
 def _walks(subject: LanguageSubject, store: Store, count: int, batch: int, tell: Tell) -> Record:
-    walk_letters(0, count)  # refuse before anything is computed
-
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         found = measure_walks(
             subject.model, subject.tokenizer, subject.steering, count=count, batch=batch, tell=under(WALKS, tell)

@@ -16,7 +16,7 @@ from loopscope.experiments.language import ANTONYMS, HEADS, ITERATIONS, LETTERS,
 from loopscope.experiments.records import Record, Row, Table
 from loopscope.lm import antonym_tests, iteration_tests, letter_walks
 from loopscope.lm.antonyms import LONGEST, TRAINED, is_read_right, is_right
-from loopscope.lm.asking import as_texts
+from loopscope.lm.asking import answers_name, as_texts
 from loopscope.lm.iterations import TASKS, Request, Score, score, tally
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, first_pairs
 from loopscope.lm.letters import NAMES
@@ -39,6 +39,20 @@ def difference(one: Right, other: Right, clusters: Sequence[object] | None = Non
         np.arange(len(one)) if clusters is None else np.unique([str(each) for each in clusters], return_inverse=True)[1]
     )
     return cluster_bootstrap(by_cluster(one, ids), by_cluster(other, ids), seed=SEED, draws=DRAWS, unit=unit)
+
+
+def _by_depth(
+    published: Mapping[str, Sequence[int]], of: int, unit: str, templates: Sequence[int], longest: int,
+    right: Callable[[int, bool, int], Right],
+) -> list[Row]:  # fmt: skip
+    """What is right at every depth in each wording, without J and with it; the paper counts right ones `of` so many."""
+    rows = []
+    for template, steered in product(templates, (False, True)):
+        name = answers_name(template, steered)
+        for k in range(1, longest + 1):
+            paper = published[name][k - 1] / of if name in published else None
+            rows.append(share(f"{name}, k = {k}", right(template, steered, k), paper, unit))
+    return rows
 
 
 # ---- letters ---------------------------------------------------------------------------------------------------------
@@ -160,19 +174,15 @@ PAPER_GRAPHS = 16
 
 def walked(record: Record, template: int, steered: bool, k: int) -> UInt8[np.ndarray, "letters loops"]:
     """After how many transfers the person has the letter whom each loop names when asked for k; OTHER for nobody."""
-    said = record.predictions[letter_walks.WALKS][letter_walks.walk_name(template, steered)].numpy()
+    said = record.predictions[letter_walks.WALKS][answers_name(template, steered)].numpy()
     return said.reshape(letter_walks.LONGEST, -1, said.shape[1])[k - 1]
 
 
 def _walks(record: Record) -> list[Table]:
-    rows = []
-    for template, steered in product(letter_walks.TEMPLATES, (False, True)):
-        name = letter_walks.walk_name(template, steered)
-        published = PAPER_WALKS.get(name)
-        for k in range(1, letter_walks.LONGEST + 1):
-            paper = None if published is None else published[k - 1] / PAPER_GRAPHS
-            right = walked(record, template, steered, k)[:, -1] == k
-            rows.append(share(f"{name}, k = {k}", right, paper, "graph"))
+    rows = _by_depth(
+        PAPER_WALKS, PAPER_GRAPHS, "graph", letter_walks.TEMPLATES, letter_walks.LONGEST,
+        lambda template, steered, k: walked(record, template, steered, k)[:, -1] == k,
+    )  # fmt: skip
     tables = [Table("Letters, walks: right answers", rows, "First tokens after the last loop.")]
     for steered in (False, True):
         cells = []
@@ -225,7 +235,7 @@ PAPER_READOUTS = {
 def depth_right(record: Record, template: int, steered: bool, depths: Sequence[int]) -> Right:
     """Whether whole replies are the deletions asked for, at these depths, sequence by sequence."""
     sequences = int(record.settings["sequences"])
-    said = as_texts(record.predictions[antonym_tests.DEPTHS][antonym_tests.depth_name(template, steered)])
+    said = as_texts(record.predictions[antonym_tests.DEPTHS][answers_name(template, steered)])
     asked = antonym_tests.depth_requests(template, sequences)
     pairs = zip(asked, said, strict=True)
     return np.array([is_right(text, request.answer) for request, text in pairs if request.k in depths])
@@ -242,14 +252,10 @@ def readout_right(record: Record, way: str, loop: int, deletion: int) -> Right:
 
 def _antonyms(record: Record) -> list[Table]:
     form = str(record.settings["supervision"])
-    rows = []
-    for template in antonym_tests.TEMPLATES:
-        for steered in (False, True):
-            name = antonym_tests.depth_name(template, steered)
-            published = PAPER_DEPTHS[form].get(name)
-            for k in range(1, LONGEST + 1):
-                paper = None if published is None else published[k - 1] / PAPER_SEQUENCES
-                rows.append(share(f"{name}, k = {k}", depth_right(record, template, steered, [k]), paper, "sequence"))
+    rows = _by_depth(
+        PAPER_DEPTHS[form], PAPER_SEQUENCES, "sequence", antonym_tests.TEMPLATES, LONGEST,
+        lambda template, steered, k: depth_right(record, template, steered, [k]),
+    )  # fmt: skip
     tables = [Table(f"Antonyms, {form}: depths", rows, "Whole replies, in the stepwise form that maps are fitted in.")]
     for way in antonym_tests.WAYS:
         cells = [

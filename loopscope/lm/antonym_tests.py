@@ -23,7 +23,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError, nearest
 from loopscope.lm.antonyms import HELD_OUT_TEMPLATE, LONGEST, QUESTIONS, TRAINED, Request, Words, panel
-from loopscope.lm.asking import Speaks, Tell, replies_of_runs
+from loopscope.lm.asking import Speaks, Tell, answers_name, replies_of_runs
 from loopscope.lm.passes import LanguageModel
 from loopscope.lm.placement import after_each
 from loopscope.program import F
@@ -44,11 +44,6 @@ STEP = "flip"
 
 DEPTHS, READOUTS = "depths", "readouts"
 """The two parts of the test."""
-
-
-def depth_name(template: int, steered: bool) -> str:
-    """What the replies of one wording are called, with J or without."""
-    return f"template {template}, {'J' if steered else 'no map'}"
 
 
 def depth_requests(template: int, sequences: int) -> list[Request]:
@@ -95,13 +90,13 @@ def measure_depths(
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
-    """Replies to `depth_requests`, by `depth_name`, as `asking.as_bytes` writes them."""
+    """Replies to `depth_requests`, by `asking.answers_name`, as `asking.as_bytes` writes them."""
     maps: Mapping[str, TokenMap] = {STEP: step}
     found: dict[str, Tensor] = {}
     for template in TEMPLATES:
         questions = [request.prompt for request in depth_requests(template, sequences)]
         runs = {
-            depth_name(template, steered): (after_each(STEP, model.loops) if steered else F**model.loops, "last")
+            answers_name(template, steered): (after_each(STEP, model.loops) if steered else F**model.loops, "last")
             for steered in (False, True)
         }
         found |= replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps=maps, batch=batch, tell=tell)

@@ -58,6 +58,11 @@ def asked(tokenizer: Speaks, question: str) -> list[int]:
     return tokenizer.encode_chat([{"role": "user", "content": question}], enable_thinking=False)
 
 
+def answers_name(template: int, steered: bool) -> str:
+    """What the answers to questions in one wording are called, with J or without."""
+    return f"template {template}, {'J' if steered else 'no map'}"
+
+
 def together(prompts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
     """Prompts of one length as a tensor; InputError where they are not of one length, or there are none."""
     lengths = sorted({len(prompt) for prompt in prompts})

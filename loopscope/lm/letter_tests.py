@@ -295,7 +295,7 @@ def measure(
                 found.forwards += result.work.forwards * len(tokens)
                 logits |= {name: result[program].logits[:, 0].float() for name, program in asking.items()}
         for name, row in rows.items():
-            named[name].append(_named(logits[name].argmax(-1), first))
+            named[name].append(names_of(logits[name].argmax(-1), first))
             if row.like:
                 apart = float((logits[name] - logits[row.like]).abs().max())
                 found.errors[name] = max(found.errors.get(name, 0.0), apart)
@@ -308,7 +308,8 @@ def measure(
     return found
 
 
-def _named(tokens: Int[Tensor, " B"], first: tuple[int, ...]) -> UInt8[Tensor, " B"]:
+def names_of(tokens: Int[Tensor, " B"], first: tuple[int, ...]) -> UInt8[Tensor, " B"]:
+    """Whom first tokens name, as an index into NAMES, or OTHER; `first` are `answer_tokens`."""
     known: Mapping[int, int] = {token: number for number, token in enumerate(first)}
     return torch.tensor([known.get(token, OTHER) for token in tokens.tolist()], dtype=torch.uint8)
 

@@ -14,27 +14,23 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from loopscope.lm.asking import Speaks, Tell
+from loopscope.lm.asking import Speaks, Tell, answers_name
 from loopscope.lm.heads import STEP
-from loopscope.lm.letter_tests import OTHER, STEERING, answer_tokens, first_pairs, question_tokens
+from loopscope.lm.letter_tests import OTHER, STEERING, answer_tokens, first_pairs, names_of, question_tokens
+from loopscope.lm.letter_training import BACKBONE, MAP
 from loopscope.lm.letters import HELD_OUT_TEMPLATE, NAMES, Letter
 from loopscope.lm.passes import LanguageModel, states
 from loopscope.lm.placement import between
-from loopscope.program import F, Program
+from loopscope.program import F
 from loopscope.protocol import TokenMap, device_of
 
 WALKS = "walks"
-LONGEST, TRAINED = 8, 4
+LONGEST, TRAINED = MAP.deepest, BACKBONE.deepest
 """Transfers that are asked for, and those that backbones were trained on."""
 
 TEMPLATES = (0, HELD_OUT_TEMPLATE)
 LETTERS = 64
 """Graphs that are asked about."""
-
-
-def walk_name(template: int, steered: bool) -> str:
-    """What the readouts of one wording are called, with J or without."""
-    return f"template {template}, {'J' if steered else 'no map'}"
 
 
 def walk_letters(template: int, count: int) -> list[Letter]:
@@ -53,30 +49,30 @@ def measure_walks(
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "letters loops"]]:
-    """By `walk_name`, for `walk_letters`: after how many transfers the person named has the letter, or OTHER."""
+    """By `answers_name`, for `walk_letters`: after how many transfers the person named has the letter, or OTHER."""
     programs = {False: F**model.loops, True: between(STEP, model.loops)}
-    found = {}
+    first = answer_tokens(tokenizer)
+    found: dict[str, Tensor] = {}
     for template in TEMPLATES:
         asked = walk_letters(template, count)
-        for steered, program in programs.items():
-            name, parts = walk_name(template, steered), []
-            for start in range(0, len(asked), batch):
-                tell(f"{name}: {start} of {len(asked)} questions")
-                parts.append(_read(model, tokenizer, program, step, asked[start : start + batch]))
-            found[name] = torch.cat(parts)
+        parts: dict[bool, list[Tensor]] = {steered: [] for steered in programs}
+        for start in range(0, len(asked), batch):
+            tell(f"template {template}: {start} of {len(asked)} questions")
+            some = asked[start : start + batch]
+            tokens, away = question_tokens(tokenizer, some).to(device_of(model)), _away(some)
+            for steered, program in programs.items():
+                at = states(model, tokens, program, maps={STEP: step})
+                likeliest = [model.read(at[f"h{loop}"][:, -1]).argmax(-1) for loop in range(1, model.loops + 1)]
+                named = torch.stack([names_of(each, first) for each in likeliest], 1)
+                parts[steered].append(away.gather(1, named.long()))
+        found |= {answers_name(template, steered): torch.cat(several) for steered, several in parts.items()}
     return found
 
 
-def _read(
-    model: LanguageModel, tokenizer: Speaks, program: Program, step: TokenMap, letters: Sequence[Letter]
-) -> UInt8[Tensor, "letters loops"]:
-    tokens = question_tokens(tokenizer, letters).to(device_of(model))
-    at = states(model, tokens, program, maps={STEP: step})
-    named = dict(zip(answer_tokens(tokenizer), NAMES, strict=True))
-    steps = [{letter.taker(letter.start, t): t for t in range(len(NAMES))} for letter in letters]
-    loops = []
-    for loop in range(1, model.loops + 1):
-        likeliest = model.read(at[f"h{loop}"][:, -1]).argmax(-1).tolist()
-        said = [mine[named[token]] if token in named else OTHER for mine, token in zip(steps, likeliest, strict=True)]
-        loops.append(torch.tensor(said, dtype=torch.uint8))
-    return torch.stack(loops, 1)
+def _away(letters: Sequence[Letter]) -> UInt8[Tensor, "letters names"]:
+    """After how many transfers each of the NAMES has the letter; OTHER in the place of OTHER, which names nobody."""
+    table = torch.full((len(letters), OTHER + 1), OTHER, dtype=torch.uint8)
+    for row, letter in zip(table, letters, strict=True):
+        for steps in range(len(NAMES)):
+            row[NAMES.index(letter.taker(letter.start, steps))] = steps
+    return table

@@ -23,6 +23,7 @@ from loopscope.experiments.language_tables import (
 from loopscope.experiments.records import Record, Row
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.antonyms import LONGEST, TRAINED
+from loopscope.lm.asking import answers_name
 from loopscope.lm.iterations import TASKS, Tally, tally
 from loopscope.report.contents import Figure, Grid, Section
 from loopscope.report.dots import Spot, dots
@@ -87,7 +88,7 @@ def _depths(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> Fig
     panels = {}
     for label, form, record in found:
         rows = rows_of(evidence, record, f"Antonyms, {form}: depths")
-        panels[f"{form}: {label}"] = by_depth(rows, antonym_tests.depth_name, antonym_tests.TEMPLATES)
+        panels[f"{form}: {label}"] = by_depth(rows, antonym_tests.TEMPLATES)
     caption = (
         "Right replies by the deletion that was asked for, with 95 % intervals. Dashed: a wording that neither "
         "backbone nor map was trained on. Diamonds: the paper's, in the trained wording. Grey: deletions that "
@@ -131,7 +132,7 @@ def depth_tables(found: Sequence[tuple[str, str, Record]]) -> list[Grid]:
                     name: share(name, depth_right(record, template, steered, asked), unit="sequence")
                     for name, asked in depths.items()
                 }
-            counts = PAPER_DEPTHS[form].get(antonym_tests.depth_name(template, steered))
+            counts = PAPER_DEPTHS[form].get(answers_name(template, steered))
             if counts is not None:
                 lines[f"{said}, {published(ANTONYMS)}"] = {
                     name: printed(sum(counts[k - 1] for k in asked) / PAPER_SEQUENCES / len(asked), PAPER_SEQUENCES)

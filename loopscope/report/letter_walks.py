@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import identity
 from loopscope.experiments.records import Record
-from loopscope.lm.letter_walks import TEMPLATES, TRAINED, WALKS, walk_name
+from loopscope.lm.letter_walks import TEMPLATES, TRAINED
 from loopscope.report.contents import Figure
 from loopscope.report.figures import lines_in_panels
 from loopscope.report.models import by_depth, rows_of
@@ -16,17 +15,12 @@ SHADED = (0.7, TRAINED + 0.5)
 """Grey: transfers that backbones were trained on."""
 
 
-def walked(records: Sequence[Record], named: Mapping[tuple[str, ...], str]) -> dict[str, Record]:
-    """The records of walks, by the name of their model."""
-    found = {identity(each): each for each in records if WALKS in each.predictions}
-    return {label: found[who] for who, label in named.items() if who in found}
-
-
 def walks_figure(evidence: Evidence, found: Mapping[str, Record]) -> Figure:
     """A panel for every model: right answers by transfers, in the trained wording and, with J, in the held-out one."""
-    panels = {}
-    for label, record in found.items():
-        panels[label] = by_depth(rows_of(evidence, record, "Letters, walks: right"), walk_name, TEMPLATES)
+    panels = {
+        label: by_depth(rows_of(evidence, record, "Letters, walks: right"), TEMPLATES)
+        for label, record in found.items()
+    }
     caption = (
         "Right answers by the transfers that were asked for, with 95 % intervals. Dashed: a wording that neither "
         "backbone nor map was trained on. Diamonds: the paper's, in the trained wording, of 16 graphs. Grey: transfers "

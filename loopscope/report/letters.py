@@ -13,10 +13,11 @@ from loopscope.experiments.records import Record, Row
 from loopscope.lm.heads import KEEPS, LEAVES, Heads, Selection, Tried
 from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, TESTS
+from loopscope.lm.letter_walks import WALKS
 from loopscope.report.contents import Figure, Grid, Listing, Section
 from loopscope.report.dots import Search, Spot, Step, dots, searches
 from loopscope.report.figures import Line, lines_in_panels, stacked_panels
-from loopscope.report.letter_walks import walked, walks_figure
+from loopscope.report.letter_walks import walks_figure
 from loopscope.report.models import INTERVALS, labels, measured_on, models, published, rows_of, side_by_side
 from loopscope.stats import Estimate, wilson
 
@@ -68,9 +69,17 @@ class Walkers:
     named: Mapping[tuple[str, ...], str]
 
     @property
+    def walks(self) -> dict[str, Record]:
+        """The records of how far models go."""
+        return self._one_each(WALKS)
+
+    @property
     def searched(self) -> dict[str, Record]:
         """The records of head selections."""
-        found = {identity(each): each for each in self.records if HEADS in each.predictions}
+        return self._one_each(HEADS)
+
+    def _one_each(self, part: str) -> dict[str, Record]:
+        found = {identity(each): each for each in self.records if part in each.predictions}
         return {label: found[who] for who, label in self.named.items() if who in found}
 
     def tested(self, test: str) -> dict[str, Record]:
@@ -117,8 +126,7 @@ def letters_section(evidence: Evidence) -> Section | None:
     content = walkers.rows(CONTENT, "Letters, pattern against output: what")
     restored = walkers.rows(RESTORATION, "Letters, restoration: right")
     repaired = walkers.rows(RESTORATION, "Letters, restoration: repaired")
-    walks = walked(records, named)
-    figures: list[Figure] = [walks_figure(evidence, walks)] if walks else []
+    figures: list[Figure] = [walks_figure(evidence, walkers.walks)] if walkers.walks else []
     tables: list[Grid | Listing] = [models(LETTERS, mine)]
     if found:
         figures += [_path(found), _sizes(found)]
@@ -143,7 +151,7 @@ def letters_section(evidence: Evidence) -> Section | None:
     more = [
         table.under(label)
         for label, record in [
-            *walks.items(),
+            *walkers.walks.items(),
             *walkers.searched.items(),
             *(each for test in TESTS for each in walkers.tested(test).items()),
         ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import LANGUAGE, how_much, identity, in_millions, parameters_of
 from loopscope.experiments.records import Record, Row
+from loopscope.lm.asking import answers_name
 from loopscope.report.contents import Grid, Listing
 from loopscope.report.figures import Line
 from loopscope.stats import Estimate
@@ -119,16 +120,16 @@ def rows_of(evidence: Evidence, record: Record, title: str) -> dict[str, Row]:
     return {row.name: row for table in evidence.tables(record) if table.title.startswith(title) for row in table.rows}
 
 
-def by_depth(rows: Mapping[str, Row], named: Callable[[int, bool], str], templates: tuple[int, int]) -> list[Line]:
+def by_depth(rows: Mapping[str, Row], templates: tuple[int, int]) -> list[Line]:
     """Lines over the depths asked for: with J, without, and with J in the wording that was held out, dashed.
 
-    `rows` have names as "X, k = 3", where X is what `named` calls a template with J or without; the second of
+    `rows` have names as "X, k = 3", where X is `answers_name` of a template with J or without; the second of
     `templates` is held out.
     """
     trained, held_out = templates
     lines = []
     for template, steered in ((trained, True), (trained, False), (held_out, True)):
-        first, dashed = f"{named(template, steered)}, k = ", template == held_out
+        first, dashed = f"{answers_name(template, steered)}, k = ", template == held_out
         depths = {int(name.removeprefix(first)): row for name, row in rows.items() if name.startswith(first)}
         paper = [(float(k), row.paper) for k, row in depths.items() if row.paper is not None and not dashed]
         said = f"{'J' if steered else 'no map'}{', held-out wording' if dashed else ''}"

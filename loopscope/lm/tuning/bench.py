@@ -49,21 +49,17 @@ def bench_tuning(
     if windows < 2:
         raise InputError(f"there must be at least 2 windows, one before the clock starts, not {windows}")
     updates = windows * WINDOW[device.type]
-    at_once: dict[str, Any] = {
-        "grow_every": 0,
-        "grow_at": None,
-        "pace": 1.0,
-        "gate": None,
-        "horizon": 0,
-        "check_every": updates + 1,
-    }
+    at_once: dict[str, Any] = {"grow_every": 0, "grow_at": None, "pace": 1.0, "gate": None, "horizon": 0}
+    if recipe.trains == "map":
+        at_once["pace"] = recipe.pace  # which does not grow
     job = prepared(folder, replace(recipe, updates=updates, **at_once), Settings(device), None, None)
+    recompute = job.memory.recompute
     found: list[Pace] = []
     for way, (compiled, recorded) in WAYS.items():
         if device.type == "cpu" and compiled:
             continue
         tell(way)
-        tuner = tuner_of(job, recompute=False, compiled=compiled, recorded=recorded)
+        tuner = tuner_of(job, recompute=recompute, compiled=compiled, recorded=recorded)
         tuner.checks = lambda _: {}  # which would be timed
         seconds, tokens = _timed(tuner)
         loss = next(row["loss"] for row in reversed(tuner.history) if row.get("loss") is not None)

@@ -44,7 +44,7 @@ from loopscope.lm.steering import FITTED
 from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.checks import Checks
-from loopscope.lm.tuning.memory import plan
+from loopscope.lm.tuning.memory import Memory, plan
 from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.processes import Processes, join
 from loopscope.lm.tuning.recipes import Recipe
@@ -136,6 +136,14 @@ class Job:
     def inputs(self) -> dict[str, str]:
         """What it is made from."""
         return {"weights": self.weights}
+
+    @property
+    def memory(self) -> Memory:
+        """What it takes on its device; InputError where that is more than there is."""
+        processes = self.processes
+        return plan(
+            self.model, self.step, self.recipe, self.passes, device=processes.device, processes=processes.count
+        )  # fmt: skip
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -239,8 +247,7 @@ def _run(
     job: Job, store: Store, settings: Settings, write: Callable[[Tuner, Mapping[str, Tensor]], Finished]
 ) -> Finished:
     """Train from the last checkpoint, if there is one, and write the result."""
-    first, device = job.processes.first, job.processes.device
-    memory = plan(job.model, job.step, job.recipe, job.passes, device=device, processes=job.processes.count)
+    first, memory = job.processes.first, job.memory
     if first:
         settings.tell(f"{job.recipe.name} takes about {memory}")
     checkpoints = Checkpoints(store, job.identity)

@@ -80,7 +80,7 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
     asked = list(_asked_for(recipe, turn, deepest))
     if not recipe.stepwise:
         return tuple(Example(prompt, stages[-1], recipe.loops, len(stages)) for prompt, stages in asked)
-    if recipe.trains == "weights":
+    if recipe.every_stage:
         return tuple(
             Example(prompt, answer, loops=stage, depth=stage)
             for prompt, stages in asked
@@ -100,8 +100,7 @@ def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, S
         for letter in letter_training.training(letter_training.Stage(recipe.seed, recipe.examples, deepest), turn):
             yield letters.prompt(letter), _takers(letter)
     elif recipe.task == "antonym":
-        whole = recipe.stepwise and recipe.trains == "weights"
-        depths = [deepest if whole else 1 + j % deepest for j in range(recipe.examples)]
+        depths = [deepest if recipe.every_stage else 1 + j % deepest for j in range(recipe.examples)]
         for request in antonyms.requests(turn, recipe.seed, depths, recipe.form):
             yield request.prompt, request.stages
     else:
@@ -184,9 +183,8 @@ def _letters(recipe: Recipe) -> Iterator[Question]:
 def _antonyms(recipe: Recipe) -> Iterator[Question]:
     for k in range(1, recipe.deepest + 1):
         for words in antonyms.quick_sequences()[: recipe.checked]:
-            by_step = recipe.stepwise and (recipe.text, recipe.trains) == ("questions", "weights")
-            request = antonyms.Request(words, recipe.deepest if by_step else k, form=recipe.form)
-            loops = k if by_step else recipe.loops
+            request = antonyms.Request(words, recipe.deepest if recipe.every_stage else k, form=recipe.form)
+            loops = k if recipe.every_stage else recipe.loops
             yield Question(request.prompt, loops, str(k), partial(_says_pair, request.stages[k - 1]))
 
 

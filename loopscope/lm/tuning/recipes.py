@@ -165,6 +165,11 @@ class Recipe:
         return self.deepest + round(2 * (self.pace - 1))
 
     @property
+    def every_stage(self) -> bool:
+        """Whether each question is learned as often as it has steps, by runs of 1, 2, ... loops."""
+        return self.stepwise and (self.text, self.trains) == ("questions", "weights")
+
+    @property
     def steered_runs(self) -> tuple[int, ...]:
         """Numbers of loops with a map in them."""
         return tuple(range(2 if self.placement == "between" else 1, self.loops + 1))
@@ -304,10 +309,9 @@ def _smol(made: Recipe, **changes: Any) -> Recipe:
         trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95, "saved": "bf16"}
     else:
         trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16", "check_every": 250,
-                    "stepwise": True, "pace": made.deepest / made.loops}  # fmt: skip
+                    "stepwise": True, "pace": made.deepest / made.loops,
+                    "deviations": (*made.deviations, OURS, BY_STEPS)}  # fmt: skip
     common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": 0.93, "deviations": (*made.deviations, OURS)}
-    if made.trains == "map":
-        common["deviations"] = (*made.deviations, OURS, BY_STEPS)
     about = made.about.replace(" `", " `smol-")
     return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
 

@@ -119,17 +119,16 @@ class Tuner:
         recipe, level = self.recipe, self.level_at(self.update)
         if recipe.grow_at is None or self.update % recipe.grow_every or level == recipe.levels:
             return False
-        if not self._learned(level):
+        if not self._learned(level, recipe.grow_at):
             return False
         self.history[-1]["grown"] = level + 1
         return True
 
-    def _learned(self, level: int) -> bool:
-        """Whether enough of the last answers at a level's largest depth began right for the next level."""
-        recipe = self.recipe
-        counts = answers_since(self.history, self.update - recipe.grow_every)
-        right, asked = counts.get(recipe.depth_at(level), (0, 0))
-        return recipe.grow_at is None or right >= recipe.grow_at * asked > 0
+    def _learned(self, level: int, share: float) -> bool:
+        """Whether this share of the last answers at a level's largest depth began right."""
+        counts = answers_since(self.history, self.update - self.recipe.grow_every)
+        right, asked = counts.get(self.recipe.depth_at(level), (0, 0))
+        return right >= share * asked > 0
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -214,8 +213,10 @@ class Tuner:
 
     def _record(self, units: Sequence[Unit]) -> None:
         """Record passes of shapes that are new, between two updates: there are no gradients then to be kept."""
-        new = [] if self._recorder is None else self._recorder.new(units)
-        if self._recorder is None or not new:
+        if self._recorder is None:
+            return
+        new = self._recorder.new(units)
+        if not new:
             return
         noted = [(each, each.clone()) for each in (self._sums, self._answers)]
         for unit in new:
@@ -261,16 +262,18 @@ class Tuner:
             return self.checks(self.objective)
 
     def _passed(self) -> bool:
-        """Whether the highest level is learned, and the last two checks since it began have every cell at the gate."""
-        levels = self.recipe.levels
-        if self.recipe.gate is None or self.level_at(self.update) < levels or not self._learned(levels):
+        """Whether the last two checks since the highest level began have every cell at the gate, and it is learned."""
+        recipe = self.recipe
+        if recipe.gate is None or self.level_at(self.update) < recipe.levels:
             return False
-        if self.recipe.grow_at is None:
-            began = (self.recipe.levels - 1) * self.recipe.grow_every
+        if recipe.grow_at is None:
+            began = (recipe.levels - 1) * recipe.grow_every
         else:
             began = max((row["update"] for row in self.history if "grown" in row), default=0)
         rows = [row for row in self.history if "accuracy" in row and row["update"] > began][-2:]
-        return len(rows) == 2 and all(min(row["accuracy"].values()) >= self.recipe.gate for row in rows)
+        if len(rows) < 2 or any(min(row["accuracy"].values()) < recipe.gate for row in rows):
+            return False
+        return recipe.grow_at is None or self._learned(recipe.levels, recipe.grow_at)
 
 
 def answers_since(history: Sequence[Mapping[str, Any]], update: int) -> dict[int, tuple[int, int]]:
