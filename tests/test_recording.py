@@ -26,13 +26,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tuning_folder(tmp_path_factory.mktemp("models") / "llama")
 
 
-@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-letter", "smol-antonym-stepwise"])
+@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-letter", "smol-antonym-stepwise", "smol-letter-map"])
 def test_a_padded_unit_has_the_loss_and_gradients_of_the_unit(folder: Path, name: str) -> None:
     model = load(folder)
     model.requires_grad_(True)
     for unit in tuning_data(recipe(name, ["examples=4", "micro=4"]), folder)(0, 3):
         longer = padded(unit, POSITIONS)
-        assert (longer.loops, longer.kind, longer.length) == (unit.loops, unit.kind, unit.length)
+        assert (longer.loops, longer.reads, longer.kind) == (unit.loops, unit.reads, unit.kind)
+        assert longer.length == unit.length
         found = []
         for each in (unit, longer):
             model.zero_grad()

@@ -25,10 +25,10 @@ from loopscope.lm.passes import Cache, states
 from loopscope.lm.placement import between
 from loopscope.lm.text import load_tokenizer
 from loopscope.lm.tuning import memory
-from loopscope.lm.tuning.batches import Row, chat_rows, text_rows, units
+from loopscope.lm.tuning.batches import Reading, Row, chat_rows, text_rows, units
 from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.optimisers import Adafactor
-from loopscope.lm.tuning.questions import Example, Text, Turn, examples, joined, questions, texts
+from loopscope.lm.tuning.questions import Earlier, Example, Text, Turn, examples, joined, questions, texts
 from loopscope.lm.tuning.recipes import RECIPES, changed, recipe
 from loopscope.lm.tuning.trainer import answers_since
 from loopscope.maps import Dense
@@ -193,26 +193,73 @@ def test_examples_are_those_of_the_tasks() -> None:
 
 
 @pytest.mark.parametrize("task", ["letter", "antonym", "iterations"])
-def test_a_map_by_steps_learns_from_every_run_that_has_a_map(task: str) -> None:
+def test_a_map_by_steps_learns_after_every_loop_that_has_a_map(task: str) -> None:
     by_step = recipe(f"smol-{task}-map")
     whole = replace(by_step, stepwise=False, pace=1.0)
     runs = by_step.steered_runs
     assert runs == {"letter": (2, 3, 4), "antonym": (1, 2, 3, 4), "iterations": (2, 3, 4, 5, 6, 7, 8)}[task]
-    seen = set()
-    for turn in range(len(runs)):
-        for mine, plain in zip(examples(by_step, turn), examples(whole, turn), strict=True):
-            assert (mine.prompt, plain.loops) == (plain.prompt, by_step.loops)
-            assert mine.depth == min(plain.depth, int(by_step.pace * mine.loops))
-            assert mine.answer == plain.answer or mine.depth < plain.depth
-            seen.add((mine.loops, mine.depth))
-    assert {loops for loops, _ in seen} == set(runs)
-    assert {depth for loops, depth in seen if loops == by_step.loops} == set(range(1, 9))
-    assert max(depth for loops, depth in seen if loops == runs[0]) == int(by_step.pace * runs[0])
+    for mine, plain in zip(examples(by_step, 3), examples(whole, 3), strict=True):
+        assert replace(mine, earlier=()) == plain
+        assert tuple(each.loops for each in mine.earlier) == runs[:-1]
+        for each in mine.earlier:
+            assert each.depth == min(mine.depth, int(by_step.pace * each.loops))
+            assert each.answer == mine.answer or each.depth < mine.depth
+    assert {each.depth for each in examples(by_step, 3)} == set(range(1, 9))
     assert {each.loops for each in questions(by_step)} == {by_step.loops}  # checks are of the whole run
-    if task == "letter":  # the answer after fewer steps is that of the same graph
-        (letter, *_) = letter_training.training(letter_training.Stage(by_step.seed, 40, 8), 0)[7:]
+    if task == "letter":  # the answers after fewer steps are those of the same graph
+        letter = letter_training.training(letter_training.Stage(by_step.seed, 40, 8), 0)[7]
         assert letter.k == 8
-        assert examples(by_step, 0)[7].answer == letter.taker(letter.start, 4)
+        wanted = [(letter.taker(letter.start, 4), 2, 4), (letter.taker(letter.start, 6), 3, 6)]
+        assert list(examples(by_step, 0)[7].earlier) == wanted
+
+
+def test_earlier_answers_are_learned_as_far_as_they_follow_the_same_text(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    asked = Example("Who?", "17 18", 4, 8, (Earlier("17 19", 3, 6), Earlier("25", 2, 4), Earlier("17 18", 1, 8)))
+    (row,) = chat_rows([asked], tokenizer)
+    said = [tokenizer.decode(each.tokens, special=True) for each in row.earlier]
+    assert said == ["17 19", "2", "17 18<|im_end|>\n"]
+    assert [(each.loops, each.depth) for each in row.earlier] == [(3, 6), (2, 4), (1, 8)]
+    assert row.learned == (len(row.tokens) - row.first, *(len(each.tokens) for each in row.earlier))
+
+
+@pytest.mark.parametrize("averaging", ["micro-batch", "sequence", "token"])
+@pytest.mark.parametrize("placement", ["between", "after-each"])
+def test_readings_on_the_way_have_the_loss_and_gradients_of_runs_of_fewer_loops(averaging: str, placement: str) -> None:
+    model, step = tiny_ouro(), ouro_map()
+    model.requires_grad_(False)
+    objective = Objective(model, step, placement)  # type: ignore[arg-type]
+    rows = [
+        Row((1, 2, 3, 4, 5), 3, 3, ((3, 6),), (Reading((4, 6), 2, 4), Reading((7,), 1, 2))),
+        Row((5, 4, 3, 2), 2, 3, ((2, 5),), (Reading((3, 2), 2, 4),)),
+    ]
+    apart = [
+        Row((1, 2, 3, 4, 5), 3, 3, ((3, 6),)), Row((1, 2, 3, 4, 6), 3, 2, ((3, 4),)),
+        Row((1, 2, 3, 7), 3, 1, ((3, 2),)), Row((5, 4, 3, 2), 2, 3, ((2, 5),)), Row((5, 4, 3, 2), 2, 2, ((2, 4),)),
+    ]  # fmt: skip
+    found = []
+    for some in (rows, apart):
+        (unit, *more) = units(some, micro=8, averaging=averaging, share=0.8, kind="task", emphasis=2.0)  # type: ignore[arg-type]
+        parts = [unit, *more]
+        if averaging == "micro-batch":  # passes of one number of loops, each with its own mean
+            weights = 0.8 / sum(len(each.targets) for each in parts)
+            parts = [replace(each, weights=torch.full_like(each.weights, weights)) for each in parts]
+        step.zero_grad()
+        loss = torch.stack([objective(each)[0] for each in parts]).sum()
+        loss.backward()
+        counts = Counter(pair for each in parts for pair in zip(each.after.tolist(), each.depths.tolist(), strict=True))
+        gradients = [each.grad.clone() for each in step.parameters() if each.grad is not None]
+        found.append((loss.detach(), gradients, sum(float(each.weights.sum()) for each in parts), counts))
+    torch.testing.assert_close(found[0][:3], found[1][:3], rtol=1e-5, atol=1e-6)
+    assert found[0][3] == found[1][3] == {(3, 6): 1, (2, 4): 2, (1, 2): 1, (3, 5): 1}
+    assert max(float(each.abs().max()) for each in found[0][1]) > 0
+    (unit,) = units(rows, micro=8, averaging="sequence", share=1.0, kind="task")
+    assert (unit.loops, unit.reads, unit.tokens.shape) == ((3, 3), (3, 2, 1), (2, 5))
+    _, right = objective(unit)
+    for number, answer in enumerate(unit.answers.tolist()):
+        h = states(model, unit.tokens, objective.program(int(unit.after[number])), maps={"step": step})
+        last = list(h.values())[-1][int(unit.rows[answer]) % 2, unit.columns[answer]]
+        assert bool(right[number]) == bool(model.read(last).argmax() == unit.targets[answer])
 
 
 def test_depths_grow_from_one() -> None:
@@ -370,8 +417,9 @@ def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, nam
     assert Counter(depth for unit in found for depth in unit.depths.tolist()) == wanted
     assert set(wanted) == {1, 2}
     for unit in found:
-        for number in unit.answers.tolist():
-            row, column = int(unit.rows[number]), int(unit.columns[number])
+        for number, loops in zip(unit.answers.tolist(), unit.after.tolist(), strict=True):
+            more = sum(mine >= other for other in unit.reads if other > loops for mine in unit.loops)
+            row, column = int(unit.rows[number]) - more, int(unit.columns[number])
             before = tokenizer.decode(unit.tokens[row, : column + 1].tolist(), special=True)
             answer = tokenizer.decode([int(unit.targets[number])]).strip()
             assert before.endswith(("\n", "alone, the left one first.", "Answer:", "Answer: ", "</think>"))

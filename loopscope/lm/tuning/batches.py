@@ -34,26 +34,42 @@ WINDOW = 256
 Averaging = Literal["micro-batch", "sequence", "token"]
 
 
+class Reading(NamedTuple):
+    """Tokens that are learned in place of a row's own from its first learned one on, after fewer loops."""
+
+    tokens: tuple[int, ...]
+    loops: int
+    depth: int
+
+
 class Row(NamedTuple):
     """One sequence: its tokens, the first that is learned (1 or later), and how many loops it is run for.
 
-    `answers`: of every answer in it the number of its first token, which is learned, and its depth.
+    `answers`: of every answer in it the number of its first token, which is learned, and its depth.  `earlier` is what
+    is read after fewer loops; all but the last token of each are the row's own, so that it follows the same text.
     """
 
     tokens: tuple[int, ...]
     first: int
     loops: int
     answers: tuple[tuple[int, int], ...] = ()
+    earlier: tuple[Reading, ...] = ()
+
+    @property
+    def learned(self) -> tuple[int, ...]:
+        """How many tokens are learned after all loops, and in each earlier reading."""
+        return (len(self.tokens) - self.first, *(len(each.tokens) for each in self.earlier))
 
 
 @dataclass(frozen=True)
 class Unit:
     """Rows that go through the model in one pass, and the tokens learned: `targets`, each read at (`rows`, `columns`).
 
-    `loops` are those of every row, the most first: rows leave the pass one after another.  The loss of a unit is the
-    sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general text.  `answers` are the
-    numbers of those targets that are the first tokens of answers, `depths` what they answer, and `after` the loops they
-    are read after.
+    `loops` are those of every row, the most first: rows leave the pass one after another.  `reads` are the numbers of
+    loops that are read after, the most first; `rows` counts the rows that have as many, of one after another.  The loss
+    of a unit is the sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general text.
+    `answers` are the numbers of those targets that are the first tokens of answers, `depths` what they answer, and
+    `after` the loops they are read after.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -65,6 +81,7 @@ class Unit:
     depths: Int[Tensor, " answers"]
     after: Int[Tensor, " answers"]
     loops: tuple[int, ...]
+    reads: tuple[int, ...]
     kind: Literal["task", "general"]
     length: int  # of all rows together, without padding
 
@@ -88,19 +105,32 @@ def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = Tr
 
     InputError where the chat template does not put an answer right behind the prompt it gives for generation.
     """
-    before, after = [], []
+    texts: list[str] = []
     for each in asked:
         question = {"role": "user", "content": each.prompt}
         start = tokenizer.render([question], enable_thinking=False)
-        said = {"role": "assistant", "content": each.answer}
-        whole = tokenizer.render([question, said], answer=False, enable_thinking=False)
-        if not whole.startswith(start):
-            raise InputError(f"the chat template of {tokenizer.folder} writes an answer elsewhere than it asks for it")
-        before.append(start)
-        after.append(whole[len(start) :] if newline else whole[len(start) :].removesuffix("\n"))
-    both = tokenizer.encode_many([*before, *after])
-    pairs = zip(both[: len(before)], both[len(before) :], asked, strict=True)
-    return [Row((*start, *rest), len(start), one.loops, ((len(start), one.depth),)) for start, rest, one in pairs]
+        texts.append(start)
+        for answer in (each.answer, *(one.answer for one in each.earlier)):
+            said = {"role": "assistant", "content": answer}
+            whole = tokenizer.render([question, said], answer=False, enable_thinking=False)
+            if not whole.startswith(start):
+                raise InputError(
+                    f"the chat template of {tokenizer.folder} writes an answer elsewhere than it asks for it"
+                )
+            texts.append(whole[len(start) :] if newline else whole[len(start) :].removesuffix("\n"))
+    encoded = iter(tokenizer.encode_many(texts))
+    rows = []
+    for each in asked:
+        before, rest = next(encoded), next(encoded)
+        earlier = tuple(Reading(_to_the_first_other(next(encoded), rest), one.loops, one.depth) for one in each.earlier)
+        rows.append(Row((*before, *rest), len(before), each.loops, ((len(before), each.depth),), earlier))
+    return rows
+
+
+def _to_the_first_other(tokens: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    """As many of the tokens as follow the same text as the others do."""
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
+    return tuple(tokens[: same + 1])
 
 
 def text_rows(found: Sequence[Text], tokenizer: Tokenizer) -> list[Row]:
@@ -125,55 +155,63 @@ def units(
 
     In the average over tokens, the first token of an answer counts `emphasis` times.
     Micro-batches keep the order of the rows, as their average depends on it, and have one number of loops; otherwise
-    rows that are run often, and of those the long ones, go together.
+    rows that are run often, and of those the long ones, go together.  Earlier readings count as rows of their own do.
     """
     if averaging == "micro-batch":
         alike = [list(some) for _, some in itertools.groupby(rows, key=lambda row: row.loops)]
     else:
         alike = [sorted(rows, key=lambda row: (-row.loops, -len(row.tokens)))]
     passes = [some[start : start + micro] for some in alike for start in range(0, len(some), micro)]
-    learned = sum(len(row.tokens) - row.first + (emphasis - 1) * len(row.answers) for row in rows)
+    answers = sum(len(row.answers) + len(row.earlier) for row in rows)
+    learned = sum(sum(row.learned) for row in rows) + (emphasis - 1) * answers
+    readings = sum(len(row.learned) for row in rows)
     found = []
     for some in passes:
-        inside = sum(len(row.tokens) - row.first for row in some)
+        counts = [count for row in some for count in row.learned]
         weights = {
-            "micro-batch": [share / (len(passes) * inside)] * len(some),
-            "sequence": [share / (len(rows) * (len(row.tokens) - row.first)) for row in some],
-            "token": [share / learned] * len(some),
+            "micro-batch": [share / (len(passes) * sum(counts))] * len(counts),
+            "sequence": [share / (readings * count) for count in counts],
+            "token": [share / learned] * len(counts),
         }[averaging]
         found.append(_unit(some, weights, kind, emphasis))
     return found
 
 
 def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "general"], emphasis: float) -> Unit:
-    """One pass; `weights` are those of each row's tokens, `emphasis` a factor for the first of an answer."""
-    counts = torch.tensor([len(row.tokens) - row.first for row in rows])
+    """One pass; `weights` are those of each reading's tokens, `emphasis` a factor for the first of an answer."""
     longest = max(len(row.tokens) for row in rows)
     tokens = torch.tensor([[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows])
-    places = torch.arange(len(rows)).repeat_interleave(counts)
-    columns = torch.cat([torch.arange(row.first - 1, len(row.tokens) - 1) for row in rows])
-    before = (counts.cumsum(0) - counts).tolist()  # targets of earlier rows
-    answers = torch.tensor(
-        [
-            (start + first - row.first, depth, row.loops)
-            for start, row in zip(before, rows, strict=True)
-            for first, depth in row.answers
-        ],
-        dtype=torch.long,
+    reads = sorted(
+        {loops for row in rows for loops in (row.loops, *(each.loops for each in row.earlier))}, reverse=True
     )
-    firsts, depths, after = answers.reshape(-1, 3).unbind(1)
+    coming = [sum(row.loops >= loops for row in rows) for loops in reads]
+    offset = dict(zip(reads, itertools.accumulate(coming, initial=0), strict=False))
+    places: list[int] = []
+    columns: list[int] = []
+    targets: list[int] = []
+    answers: list[tuple[int, int, int]] = []
+    for number, row in enumerate(rows):
+        own = (row.tokens[row.first :], row.loops, [(first - row.first, depth) for first, depth in row.answers])
+        for learned, loops, begun in (own, *((each.tokens, each.loops, [(0, each.depth)]) for each in row.earlier)):
+            answers += [(len(targets) + first, depth, loops) for first, depth in begun]
+            places += [offset[loops] + number] * len(learned)
+            columns += range(row.first - 1, row.first - 1 + len(learned))
+            targets += learned
+    firsts, depths, after = torch.tensor(answers, dtype=torch.long).reshape(-1, 3).unbind(1)
+    counts = torch.tensor([count for row in rows for count in row.learned])
     weighed = torch.tensor(weights).repeat_interleave(counts)
     weighed[firsts] *= emphasis
     return Unit(
         tokens=tokens,
-        rows=places,
-        columns=columns,
-        targets=tokens[places, columns + 1],
+        rows=torch.tensor(places),
+        columns=torch.tensor(columns),
+        targets=torch.tensor(targets),
         weights=weighed,
         answers=firsts,
         depths=depths,
         after=after,
         loops=tuple(row.loops for row in rows),
+        reads=tuple(reads),
         kind=kind,
         length=sum(len(row.tokens) for row in rows),
     )

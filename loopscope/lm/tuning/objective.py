@@ -6,7 +6,6 @@ the pass has.
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Literal
 
 import torch
@@ -70,7 +69,7 @@ class Objective(nn.Module):
 
         An answer begins right if its first token is the likeliest, given the right text before it.
         """
-        h, targets = self._last(unit)[unit.rows, unit.columns], unit.targets
+        h, targets = self._read(unit)[unit.rows, unit.columns], unit.targets
         if len(targets) <= ROWS:
             loss = self._cost(h, targets, unit.weights)
         else:
@@ -81,8 +80,11 @@ class Objective(nn.Module):
             right = self.model.read(h[unit.answers]).argmax(-1) == targets[unit.answers]
         return loss, right
 
-    def _last(self, unit: Unit) -> Float[Tensor, "B T d"]:
-        """The state of every row after its own number of loops, each taking no more steps than it needs."""
+    def _read(self, unit: Unit) -> Float[Tensor, "states T d"]:
+        """For every number of loops that is read after, the states of the rows that have as many, one after another.
+
+        A row takes no more steps than it needs.
+        """
         program = self.program(unit.loops[0])
         steps = [len(self.program(loops).steps) for loops in unit.loops]
         found = states(
@@ -94,12 +96,7 @@ class Objective(nn.Module):
             recompute=self.recompute and torch.is_grad_enabled(),
             compiled=self.compiled,
         )
-        parts, first = [], 0
-        for mine, alike in groupby(steps):
-            last = first + len(list(alike))
-            parts.append(found[program.points[mine]][first:last])
-            first = last
-        return torch.cat(parts)
+        return torch.cat([found[program.points[len(self.program(loops).steps)]] for loops in unit.reads])
 
     def _cost(
         self, h: Float[Tensor, "n d"], targets: Int[Tensor, " n"], weights: Float[Tensor, " n"]

@@ -14,14 +14,23 @@ from loopscope.lm import antonyms, iterations, letter_training, letters
 from loopscope.lm.tuning.recipes import Recipe
 
 
+class Earlier(NamedTuple):
+    """What a question is answered on the way: after fewer loops, the answer of a smaller depth, or the same."""
+
+    answer: str
+    loops: int
+    depth: int
+
+
 @dataclass(frozen=True)
 class Example:
-    """A question with its answer, by a run of how many loops it is learned, and its depth."""
+    """A question with its answer, by a run of how many loops it is learned, its depth, and answers on the way."""
 
     prompt: str
     answer: str
     loops: int
     depth: int
+    earlier: tuple[Earlier, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,11 +95,11 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
             for prompt, stages in asked
             for stage, answer in enumerate(stages, start=1)
         )
-    made, runs = [], recipe.steered_runs
-    for j, (prompt, stages) in enumerate(asked):
-        loops = runs[(j // deepest + turn) % len(runs)]
-        steps = min(len(stages), int(recipe.pace * loops))
-        made.append(Example(prompt, stages[steps - 1], loops, steps))
+    made = []
+    for prompt, stages in asked:
+        steps = {loops: min(len(stages), int(recipe.pace * loops)) for loops in recipe.steered_runs}
+        *earlier, (answer, loops, depth) = (Earlier(stages[depth - 1], loops, depth) for loops, depth in steps.items())
+        made.append(Example(prompt, answer, loops, depth, tuple(earlier)))
     return tuple(made)
 
 

@@ -40,8 +40,8 @@ class Recipe:
       With `grow_at`, the next level is taken only if in those updates this share of the answers at the present deepest
       depth began right, each looked at before it was learned from; otherwise the level stays for as many updates more.
     - `stepwise`: a run of t loops learns the answer after step t.  Of questions, each is learned so `deepest` times; if
-      a map is fitted, question j by one of the runs that have a map in them, up to `loops`, which take turns, and after
-      at most `pace` t steps.  So the map is told what each loop must do, not only what all of them must.
+      a map is fitted, a question is run once and learned after every loop that has a map before or after it, after loop
+      t with the answer of at most `pace` t steps.  So the map is told what each loop must do, not only what all must.
       Of look-ups, text j is run for 1 + j mod d loops, d the largest depth asked for, and every answer in it is the one
       after at most as many steps; the general text beside is run for d loops.  So a loop is taught a step, not only a
       whole run all of its steps, and a model which was never looped begins with what it can do in one pass.  When
@@ -171,7 +171,7 @@ class Recipe:
 
     @property
     def steered_runs(self) -> tuple[int, ...]:
-        """Numbers of loops with a map in them."""
+        """Numbers of loops that a map has acted in or after."""
         return tuple(range(2 if self.placement == "between" else 1, self.loops + 1))
 
     def level_at(self, update: int) -> int:
@@ -198,9 +198,7 @@ class Recipe:
 WORDING = "the wording of the prompts is ours; the reference gives its own by a sketch"
 GENERAL = "general text is prose and code of this Python unless --text gives other files"
 OURS = "beyond the published protocol: a small model that was never looped"
-BY_STEPS = (
-    "the map learns from runs of fewer loops, too, with answers after fewer steps; stepwise=false leaves that out"
-)
+BY_STEPS = "the map learns after fewer loops, too, with answers after fewer steps; stepwise=false leaves that out"
 _ALWAYS = (WORDING, GENERAL)
 
 

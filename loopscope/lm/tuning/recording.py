@@ -18,8 +18,8 @@ from torch import Tensor
 
 from loopscope.lm.tuning.batches import TENSORS, Unit
 
-LENGTH, TARGETS, ANSWERS = 128, 2048, 256
-"""Padded numbers of tokens in a row, of targets and of answers are multiples of these; few targets, of an eighth."""
+LENGTH, TARGETS, ANSWERS = 64, 2048, 256
+"""Padded numbers of tokens in a row, of targets and of answers are multiples of these; fewer, of a part of them."""
 
 
 def padded(unit: Unit, positions: int) -> Unit:
@@ -27,7 +27,7 @@ def padded(unit: Unit, positions: int) -> Unit:
 
     Rows stay within `positions`.  What is added to the answers has depth 0 and is read after 0 loops.
     """
-    length = min(positions, _up(unit.tokens.shape[1], LENGTH if unit.tokens.shape[1] > LENGTH else LENGTH // 8))
+    length = min(positions, _up(unit.tokens.shape[1], LENGTH if unit.tokens.shape[1] > LENGTH else LENGTH // 4))
     targets = _up(len(unit.targets), TARGETS if len(unit.targets) > TARGETS else TARGETS // 8)
     answers = _up(len(unit.answers), ANSWERS)
     sizes = {"tokens": length, "answers": answers, "depths": answers, "after": answers}
@@ -84,4 +84,4 @@ class Recorder:
 
 
 def _shape(unit: Unit) -> Hashable:
-    return (unit.kind, unit.loops, *(getattr(unit, name).shape for name in TENSORS))
+    return (unit.kind, unit.loops, unit.reads, *(getattr(unit, name).shape for name in TENSORS))
