@@ -304,19 +304,18 @@ def dense_text(seed: int, *, longest: int, rounds: int = 1) -> str:
 def dense_requests(seed: int, *, longest: int, rounds: int = 1) -> tuple[Request, ...]:
     """The requests of a dense text.
 
-    Depths grow from 1 to `longest`; at each, every task is asked `rounds` times in a shuffled order, from its training
-    starts, in any template.  InputError for a longest depth outside 1 to 99 or no rounds.
+    Every task is asked for every depth from 1 to `longest`, `rounds` times, from its training starts, in any template,
+    all in a random order: where a question stands tells nothing of its depth, and any can be the first, as in a prompt.
+    InputError for a longest depth outside 1 to 99 or no rounds.
     """
     if not 1 <= longest <= 99 or rounds < 1:
         raise InputError(f"depths to {longest} in {rounds} rounds are asked for: depths are 1 to 99, rounds at least 1")
     source = random.Random(seed)
-    asked: list[Request] = []
-    for k in range(1, longest + 1):
-        tasks = [*TASKS] * rounds
-        source.shuffle(tasks)
-        for task in tasks:
-            asked.append(Request(task, source.choice(starts_of(task, "train")), k, source.randrange(len(TEMPLATES))))
-    return tuple(asked)
+    cells = [(task, k) for k in range(1, longest + 1) for task in TASKS for _ in range(rounds)]
+    source.shuffle(cells)
+    return tuple(
+        Request(task, source.choice(starts_of(task, "train")), k, source.randrange(len(TEMPLATES))) for task, k in cells
+    )
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def texts(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Text, ..
     end = "" if recipe.task == "letter" else "\n"
     made = []
     for j, turns in enumerate(_turns(recipe, turn, deepest)):
-        loops = 1 + j % most if recipe.stepwise else most
+        loops = 1 + j // 2 % most if recipe.stepwise and j % 2 == 0 else most
         made.append(joined(turns, loops, int(pace * loops) if recipe.stepwise else deepest, end))
     return tuple(made)
 

@@ -42,11 +42,12 @@ class Recipe:
     - `stepwise`: a run of t loops learns the answer after step t.  Of questions, each is learned so `deepest` times; if
       a map is fitted, a question is run once and learned after every loop that has a map before or after it, after loop
       t with the answer of at most `pace` t steps.  So the map is told what each loop must do, not only what all must.
-      Of look-ups, text j is run for 1 + j mod d loops, d the largest depth asked for, and every answer in it is the one
-      after at most as many steps; the general text beside is run for d loops.  So a loop is taught a step, not only a
-      whole run all of its steps, and a model which was never looped begins with what it can do in one pass.  When
-      depth has grown, the pace does, by a half at each level from 1 to `pace`: at pace p a run of t loops learns the
-      answer after p t steps, halves left out, so that a loop is not bound to a single step.
+      Of look-ups, half of the texts are run for d loops, d the largest depth asked for, the others for 1 to d in turn,
+      and every answer in a text is the one after at most as many steps; the general text beside is run for d loops.
+      So a loop is taught a step, not only a whole run all of its steps, and a model which was never looped begins with
+      what it can do in one pass.  When depth has grown, the pace does, by a half at each level from 1 to `pace`: at
+      pace p a run of t loops learns the answer after p t steps, halves left out, so that a loop is not bound to a
+      single step.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
