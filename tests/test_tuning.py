@@ -469,7 +469,7 @@ def test_a_stepwise_look_up_text_has_no_answer_that_could_be_copied(task: str) -
     given = recipe(f"smol-{task}-adapt", ["examples=4"])
     counts = [Counter(depth for _, depth in text.answers) for text in texts(given, 2, 4)]
     if task == "antonym":  # every sequence is asked about for each number of deletions
-        assert counts == [dict.fromkeys(range(1, loops + 1), given.per_text) for loops in (2, 4, 4, 4)]
+        assert counts == [dict.fromkeys(range(1, loops + 1), given.per_text) for loops in (1, 4, 2, 4)]
     turns = [Turn("a", "A? ", ["x", "y", "z"]), Turn("b", "B? ", ["x", "z"]), Turn("a", "A! ", ["x", "y"])]
     assert joined(turns, loops=1, most=1).text == "A? xB? x"
     assert joined(turns, loops=2, most=2).text == "A? yB? z"
