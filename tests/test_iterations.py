@@ -166,6 +166,28 @@ def test_dense_text_asks_in_any_order_and_stays_in_the_training_starts():
     assert Counter((request.task, request.k) for request in asked) == {(t, k): 3 for t in TASKS for k in range(1, 5)}
 
 
+def test_wider_starts_are_new_and_not_where_a_test_start_is():
+    for name, task in TASKS.items():
+        wider = iterations.wider_starts(name)
+        tested = {task.state(start, 0) for start in iterations.starts_of(name, "test")}
+        assert not set(wider) & set(task.starts)
+        assert not {task.state(start, 0) for start in wider} & tested
+        assert bool(wider) == (name != "weekday")
+    assert TASKS["fibonacci"].state(9 + 20 * 3 + 7, 1) == (7, 10)
+
+
+def test_half_of_the_requests_have_wider_starts_where_there_are_any():
+    asked = [request for update in range(200) for request in iterations.requests(update, wider=True)]
+    asked += [request for seed in range(50) for request in iterations.dense_requests(seed, longest=4, wider=True)]
+    for name, task in TASKS.items():
+        mine = [request.start for request in asked if request.task == name]
+        share = sum(start not in task.starts for start in mine) / len(mine)
+        assert share == 0 if name == "weekday" else 0.4 < share < 0.6
+        known = {*iterations.starts_of(name, "train"), *iterations.wider_starts(name)}
+        assert set(mine) <= known
+    assert all(request.start in TASKS[request.task].starts for request in iterations.requests(0))
+
+
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 
 
@@ -291,8 +313,8 @@ def test_overlaps_as_described():
     ("ask", "said"),
     [
         (lambda: Request("dubling", 1, 1), "nearest: doubling"),
-        (lambda: Request("doubling", 0, 1), "1 to 9"),
-        (lambda: Request("collatz", 100, 1), "2 to 99"),
+        (lambda: Request("doubling", 0, 1), "1 to 49"),
+        (lambda: Request("weekday", 7, 1), "0 to 6"),
         (lambda: Request("weekday", 0, 0), "1 to 99"),
         (lambda: Request("weekday", 0, 100), "1 to 99"),
         (lambda: Request("weekday", 0, 1, 5), "0 to 4"),

@@ -193,7 +193,10 @@ def test_a_map_that_says_what_it_was_fitted_to_is_believed(
     assert (found, out, err.count("\n")) == (code, "", 1)
     assert said in err
     assert everything_under(tmp_path) == before
-    (tmp_path / "fitted" / "fitted.json").write_text(
-        json.dumps({"weights": weights_sha256(models / "worded")}), encoding="utf-8"
-    )
-    assert load_language(models / "worded", tmp_path / "fitted").name == "worded"
+    right = {"weights": weights_sha256(models / "worded")}
+    (tmp_path / "fitted" / "fitted.json").write_text(json.dumps(right), encoding="utf-8")
+    subject = load_language(models / "worded", tmp_path / "fitted")
+    assert (subject.name, subject.model.loops) == ("worded", 4)
+    (tmp_path / "fitted" / "fitted.json").write_text(json.dumps(right | {"recipe": {"loops": 6}}), encoding="utf-8")
+    loops = [load_language(models / "worded", tmp_path / "fitted", loops=given).model.loops for given in (None, 3)]
+    assert loops == [6, 3]

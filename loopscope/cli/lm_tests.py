@@ -30,7 +30,7 @@ lm_app.add_typer(test_app, name="test")
 Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer, chat template.")]
 MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J.")]
 Name = Annotated[str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")]
-Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: the model's, or 4.")]
+Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: those of the map's fit, or the model's.")]
 Batch = Annotated[int, typer.Option(help="Questions at a time.")]
 
 

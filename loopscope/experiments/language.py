@@ -29,7 +29,7 @@ from loopscope.lm.letter_tests import Chosen
 from loopscope.lm.letter_walks import LETTERS as WALKED
 from loopscope.lm.letter_walks import WALKS, measure_walks
 from loopscope.lm.passes import Boundary, LanguageModel, precision_name
-from loopscope.lm.steering import InFull, check_fitted, load_step
+from loopscope.lm.steering import InFull, check_fitted, fitted, load_step
 from loopscope.maps import AffineMap, map_files
 from loopscope.store import Store
 
@@ -145,6 +145,8 @@ def load_language(
 ) -> LanguageSubject:
     """A model folder and a saved map as a subject, called `name` or as its folder is; the model computes in `dtype`.
 
+    It makes as many loops as are given, or else as the map was fitted in, or as the folder has it.
+
     InputError where either is none, the map has another width or was fitted to other weights, or there is no tokenizer
     with a chat template; DamagedError for files that cannot be read.
     """
@@ -156,13 +158,14 @@ def load_language(
     tokenizer = load_tokenizer(folder)
     if tokenizer.template is None:
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
-    fitted = load_step(step, folder, config.get("hidden_size"))
-    step_key, weights = map_key(fitted), weights_sha256(folder)
+    loaded = load_step(step, folder, config.get("hidden_size"))
+    step_key, weights = map_key(loaded), weights_sha256(folder)
     check_fitted(step, folder, weights)
+    loops = fitted(step).loops if loops is None else loops
     model = load_model(folder, loops=loops, boundary=boundary, device=device, dtype=dtype)
     return LanguageSubject(
         name or folder.resolve().name, weights, str(config["model_type"]), model, tokenizer,
-        fitted.float().to(device), step_key,
+        loaded.float().to(device), step_key,
     )  # fmt: skip
 
 

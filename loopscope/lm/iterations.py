@@ -17,6 +17,7 @@ task, all of them trained and tested on.  k is written with two digits.
 **Starts are split**, which the reference study does not do: sorted by the SHA-256 of "task start", the first quarter,
 rounded, is for testing: 25 of 100, 2 of 7, 2 of 9, 2 of 9 and 24 of 98 starts.  Two test starts and five templates make
 ten different prompts for one k, so 32 cases repeat some of them three or four times: `tally` tells how many differ.
+Requests from the other starts, which are as the study's, are asked beside them.
 
 **What the split cannot hold out.**  A test start is one step from other states, and those are starts or intermediate
 states of training.  Every weekday comes up in training; the successor of a test start is mostly a training start, and
@@ -24,6 +25,11 @@ then a test request for k is, after one step, a training request for k - 1.  `ov
 inside a training request and those that run into one.  With training up to 8 steps and the longer half of the test, 5
 to 8, that is, of (start, k): successor 59 and 99 of 100, weekday 6 and 8 of 8, doubling 3 and 4 of 8, Fibonacci 6 and 8
 of 8, Collatz 40 and 85 of 96.  A new start is therefore a new question, but seldom a new computation.
+
+**Wider starts.**  Five weekdays, seven numbers to double and seven pairs can be learned by heart, and then a new start
+is answered wrongly, however well J does.  So a small model may be trained from more starts than the published ones:
+successor to 999, doubling to 49, Collatz to 299, and any two numbers below 20 as a pair.  Half of the requests have
+one of these.  None of them is where a test start is.
 
 **What comes without iterating on.**  A model trained to 4 steps that goes no further on a longer request answers with
 the state after 4 steps; another may repeat the start, or always say the same.  `tally` counts, per task and k, how many
@@ -67,9 +73,10 @@ SEED = 20_260_908
 class Task:
     """One rule, its starts, and the words for it.
 
-    `starts` are numbers that `enter` turns into states.  `said` writes a state in a prompt, `answered` in an answer.
-    `opening` is the first template, in words of the task's own; for the others, `rule` is one step as a command and
-    `wanted` what the answer is.  `instruction` says that nothing else is to be said.
+    `starts` are numbers that `enter` turns into states; as many as `more` says follow them as wider ones.  `said`
+    writes a state in a prompt, `answered` in an answer.  `opening` is the first template, in words of the task's own;
+    for the others, `rule` is one step as a command and `wanted` what the answer is.  `instruction` says that nothing
+    else is to be said.
     """
 
     name: str
@@ -79,15 +86,16 @@ class Task:
     rule: str
     wanted: str = "the number you end on"
     instruction: str = "Reply with the number only."
+    more: int = 0
     enter: Callable[[int], State] = int
     said: Callable[[State], str] = str
     answered: Callable[[State], str] = str
 
     def state(self, start: int, steps: int) -> State:
         """The state after so many steps; InputError for a start that is none or a negative number of steps."""
-        if start not in self.starts:
-            inside = f"{self.starts.start} to {self.starts.stop - 1}"
-            raise InputError(f"{start} is no start of {self.name}, the starts are {inside}")
+        wider = range(self.starts.start, self.starts.stop + self.more)
+        if start not in wider:
+            raise InputError(f"{start} is no start of {self.name}, the starts are {wider.start} to {wider.stop - 1}")
         if steps < 0:
             raise InputError(f"{steps} steps are asked for, the number of steps is 0 or more")
         state = self.enter(start)
@@ -115,7 +123,13 @@ def _fibonacci_step(state: State) -> State:
     return b, a + b
 
 
+PAIRS, BELOW = 9, 20
+"""Published pairs; and wider ones are any two numbers below this."""
+
+
 def _fibonacci_pair(index: int) -> State:
+    if index >= PAIRS:
+        return divmod(index - PAIRS, BELOW)
     state: State = (0, 1)
     for _ in range(index):
         state = _fibonacci_step(state)
@@ -140,6 +154,7 @@ TASKS = {
             lambda state: _number(state) + 1,
             opening="Starting with {start}, count up by one exactly {k} times. Which number do you get to?",
             rule="go to the next whole number",
+            more=900,
         ),
         Task(
             "weekday",
@@ -158,15 +173,17 @@ TASKS = {
             lambda state: 2 * _number(state),
             opening="Starting with {start}, double what you have exactly {k} times. How much is it then?",
             rule="multiply the number by two",
+            more=40,
         ),
         Task(
             "fibonacci",
-            range(9),
+            range(PAIRS),
             _fibonacci_step,
             opening="Starting with the pair {start}, turn (a, b) into (b, a + b) exactly {k} times. What is the second "
             "number of the last pair?",
             rule="replace the pair (a, b) by (b, a + b)",
             wanted="the second number of the pair you end on",
+            more=BELOW**2,
             enter=_fibonacci_pair,
             answered=lambda state: str(_pair(state)[1]),
         ),
@@ -177,6 +194,7 @@ TASKS = {
             opening="Starting with {start}, do this exactly {k} times: halve an even number, but triple an odd one and "
             "add one. Which number comes out?",
             rule="divide the number by two if it is even, otherwise multiply it by three and add one",
+            more=200,
         ),
     )
 }
@@ -206,8 +224,8 @@ def task_named(name: str) -> Task:
 class Request:
     """A question: a task, the number of its start, how many steps, in which wording.
 
-    `start` is a number from `Task.starts`: the index of the weekday (Monday is 0) or of the Fibonacci pair.  InputError
-    for a task, start or template that does not exist, or a k that is not 1 to 99.
+    `start` is a number from `Task.starts`, or a wider one: the index of the weekday (Monday is 0) or of the Fibonacci
+    pair.  InputError for a task, start or template that does not exist, or a k that is not 1 to 99.
     """
 
     task: str
@@ -252,12 +270,27 @@ def starts_of(task: str, split: str) -> tuple[int, ...]:
     return tuple(sorted(hashed[:tested] if split == "test" else hashed[tested:]))
 
 
-def requests(update: int, *, deepest: int = TRAINED, seed: int = SEED) -> tuple[Request, ...]:
-    """The five requests of one training update, one per task, each from its training starts.
+@cache
+def wider_starts(task: str) -> tuple[int, ...]:
+    """Starts beyond the published ones that are not where a test start is; none for weekdays."""
+    each = task_named(task)
+    tested = {each.state(start, 0) for start in starts_of(task, "test")}
+    beyond = range(each.starts.stop, each.starts.stop + each.more)
+    return tuple(start for start in beyond if each.state(start, 0) not in tested)
+
+
+def _start(source: random.Random, task: str, wider: bool) -> int:
+    """A training start; if there may be wider ones, one of these as often as not."""
+    more = wider_starts(task) if wider and source.random() < 0.5 else ()
+    return source.choice(more or starts_of(task, "train"))
+
+
+def requests(update: int, *, deepest: int = TRAINED, seed: int = SEED, wider: bool = False) -> tuple[Request, ...]:
+    """The five requests of one training update, one per task, each from its training starts, or from wider ones, too.
 
     k comes from a shuffled deck per task that holds 1 to `deepest` once and lasts for `deepest` updates: after whole
-    decks every (task, k) is equally frequent.  Start and template are uniform.  The same (update, deepest, seed) give
-    the same requests.  InputError for a negative update or no depth.
+    decks every (task, k) is equally frequent.  Start and template are uniform.  The same arguments give the same
+    requests.  InputError for a negative update or no depth.
     """
     if update < 0 or deepest < 1:
         raise InputError(f"update {update} to depth {deepest} is asked for: updates start at 0, depths at 1")
@@ -266,7 +299,7 @@ def requests(update: int, *, deepest: int = TRAINED, seed: int = SEED) -> tuple[
         number, place = divmod(update, deepest)
         deck = random.Random(f"{seed} {task} deck {deepest} {number}").sample(range(1, deepest + 1), deepest)
         source = random.Random(f"{seed} {task} update {deepest} {update}")
-        start = source.choice(starts_of(task, "train"))
+        start = _start(source, task, wider)
         drawn.append(Request(task, start, deck[place], source.randrange(len(TEMPLATES))))
     return tuple(drawn)
 
@@ -277,6 +310,7 @@ def bank(split: str, *, cases: int = 32, deepest: int = LONGEST, seed: int = SEE
     Case i has template i mod 5; each template goes through all starts in a shuffled order of its own before any comes
     again, so as many prompts differ as can.  The test bank is `bank("test")`, 1,280 requests; a run that is stopped
     by its accuracy must be judged on training starts, as `bank("train", cases=16, deepest=4, seed=SEED + 1000)`.
+    `bank("train")` asks as much from training starts as the test bank does from its own.
     """
     if cases < 1 or deepest < 1:
         raise InputError(f"a bank of {cases} cases to depth {deepest} is asked for: both are at least 1")
@@ -292,30 +326,28 @@ def bank(split: str, *, cases: int = 32, deepest: int = LONGEST, seed: int = SEE
     return tuple(chosen)
 
 
-def dense_text(seed: int, *, longest: int, rounds: int = 1) -> str:
+def dense_text(seed: int, *, longest: int, rounds: int = 1, wider: bool = False) -> str:
     """A text of many questions with their answers, to be learned from first token to last before any fine-tuning.
 
     The requests of `dense_requests`, one after another.
     """
-    asked = dense_requests(seed, longest=longest, rounds=rounds)
+    asked = dense_requests(seed, longest=longest, rounds=rounds, wider=wider)
     return "\n\n".join(f"{request.prompt} {request.answer}" for request in asked) + "\n"
 
 
-def dense_requests(seed: int, *, longest: int, rounds: int = 1) -> tuple[Request, ...]:
+def dense_requests(seed: int, *, longest: int, rounds: int = 1, wider: bool = False) -> tuple[Request, ...]:
     """The requests of a dense text.
 
-    Every task is asked for every depth from 1 to `longest`, `rounds` times, from its training starts, in any template,
-    all in a random order: where a question stands tells nothing of its depth, and any can be the first, as in a prompt.
-    InputError for a longest depth outside 1 to 99 or no rounds.
+    Every task is asked for every depth from 1 to `longest`, `rounds` times, from starts as in `requests`, in any
+    template, all in a random order: where a question stands tells nothing of its depth, and any can be the first, as in
+    a prompt.  InputError for a longest depth outside 1 to 99 or no rounds.
     """
     if not 1 <= longest <= 99 or rounds < 1:
         raise InputError(f"depths to {longest} in {rounds} rounds are asked for: depths are 1 to 99, rounds at least 1")
     source = random.Random(seed)
     cells = [(task, k) for k in range(1, longest + 1) for task in TASKS for _ in range(rounds)]
     source.shuffle(cells)
-    return tuple(
-        Request(task, source.choice(starts_of(task, "train")), k, source.randrange(len(TEMPLATES))) for task, k in cells
-    )
+    return tuple(Request(task, _start(source, task, wider), k, source.randrange(len(TEMPLATES))) for task, k in cells)
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------

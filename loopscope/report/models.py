@@ -18,7 +18,7 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = {
         "layers": "48", "heads": "16", "width": "2,048", "loops": "4", "boundary": "norm", "J": "residual, rank 128",
     },
     "iterations": {
-        "layers": "36", "heads": "32", "width": "4,096", "loops": "4", "boundary": "none", "J": "dense",
+        "layers": "36", "heads": "32", "width": "4,096", "loops": "8", "boundary": "none", "J": "dense",
     },
 }  # fmt: skip
 """The model and map of the paper, by experiment."""

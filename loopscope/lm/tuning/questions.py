@@ -115,7 +115,7 @@ def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, S
     else:
         rounds = recipe.examples // len(iterations.TASKS)
         for number in range(rounds * turn, rounds * (turn + 1)):
-            for each in iterations.requests(number, deepest=deepest, seed=recipe.seed):
+            for each in iterations.requests(number, deepest=deepest, seed=recipe.seed, wider=recipe.starts == "wider"):
                 yield each.prompt, _iterated(each)
 
 
@@ -163,7 +163,8 @@ def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
             asked = {"longest": deepest, "sequences": recipe.per_text}
             yield (Turn(*turn) for turn in antonyms.dense_turns(seed, **asked, form=recipe.form, order="shuffled"))
         else:
-            yield _asked(iterations.dense_requests(seed, longest=deepest, rounds=recipe.per_text))
+            wider = recipe.starts == "wider"
+            yield _asked(iterations.dense_requests(seed, longest=deepest, rounds=recipe.per_text, wider=wider))
 
 
 def _asked(requests: Iterable[iterations.Request]) -> Iterator[Turn]:

@@ -48,6 +48,7 @@ class Recipe:
       what it can do in one pass.  When depth has grown, the pace does, by a half at each level from 1 to `pace`: at
       pace p a run of t loops learns the answer after p t steps, halves left out, so that a loop is not bound to a
       single step.
+    - `starts` of iterations: the published ones that are for training, or as often wider ones (`lm/iterations.py`).
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
@@ -90,6 +91,7 @@ class Recipe:
     form: Literal["final-only", "stepwise"] = "final-only"
     stepwise: bool = False
     pace: float = 1.0
+    starts: Literal["published", "wider"] = "published"
     newline: bool = True
     averaging: Literal["micro-batch", "sequence", "token"] = "micro-batch"
     emphasis: float = 1.0
@@ -152,6 +154,8 @@ class Recipe:
             raise InputError(
                 f"rounded, a map is in fp16, a model in bf16; {self.trains} cannot be saved in {self.saved}"
             )
+        if self.starts == "wider" and self.task != "iterations":
+            raise InputError(f"wider starts are there for iterations, not for {self.task}")
         if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
             raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
 
@@ -280,8 +284,10 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
         grow_at=0.8, stepwise=True, pace=2.0, text="look-ups", per_text=per_text, averaging="token", emphasis=10.0,
         check_every=100, gate=0.9, saved="bf16", deviations=(OURS,),
     )  # fmt: skip
-    # Five tasks, of unlike difficulty; and their map has a loop for every step.
-    return replace(found, checked=8, pace=1.0) if task == "iterations" else found
+    # Of letters and iterations, a map has a loop for every step.
+    if task == "iterations":  # five tasks, of unlike difficulty
+        return replace(found, checked=8, pace=1.0, starts="wider")
+    return replace(found, pace=1.0) if task == "letter" else found
 
 
 def _small(made: Recipe) -> Recipe:
@@ -308,9 +314,17 @@ def _smol(made: Recipe, **changes: Any) -> Recipe:
         trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95, "saved": "bf16"}
     else:
         trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16", "check_every": 250,
-                    "stepwise": True, "pace": made.deepest / made.loops,
+                    "stepwise": True, "pace": made.deepest / changes.get("loops", made.loops),
                     "deviations": (*made.deviations, OURS, BY_STEPS)}  # fmt: skip
-    common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": 0.93, "deviations": (*made.deviations, OURS)}
+    common: dict[str, Any] = {
+        "warmup": 50,
+        "general": "beside",
+        "share": 0.2,
+        "gate": 0.93,
+        "deviations": (*made.deviations, OURS),
+    }
+    if made.task == "iterations":
+        common["starts"] = "wider"
     about = made.about.replace(" `", " `smol-")
     return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
 
@@ -323,7 +337,9 @@ _PUBLISHED = (letter(), antonym_final(), antonym_stepwise(), iterate(), letter_m
 _SMOL = (
     _adapt("letter", 24, 10), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
     _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
-    _smol(letter_map()), _smol(antonym_map()), _smol(iterate_map(), checked=4),
+    _smol(letter_map(), loops=8, about="a dense J before loops 2-8 of `smol-letter`: 1-8 transfers; small",
+          deviations=(*_ALWAYS, OURS, BY_STEPS, "eight loops, one for every transfer; four in the reference")),
+    _smol(antonym_map()), _smol(iterate_map(), checked=4),
 )  # fmt: skip
 
 RECIPES: Mapping[str, Recipe] = _listed(*_PUBLISHED, *_SMOL, *map(_small, _SMOL))
