@@ -60,7 +60,8 @@ KIND = "lm-map"
 TRAINING = "lm-training"
 """How a model was trained, by a recipe, from weights ("weights") to weights ("made"), both named by their SHA-256."""
 
-HISTORY, RESULT, TRAINED = "history.json", "result.json", "history.json.xz"
+HISTORY, TRAINED = "history.json", "history.json.xz"
+"""How training went: in the folder of a model, and in a store."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def fit(
             for name, data in map_files(step.half() if recipe.saved == "fp16" else step).items():
                 draft.bytes(name, data)
             draft.json(FITTED, {**job.config, **job.inputs})
-            draft.json(RESULT, _result(tuner))
+            draft.json(TRAINED, _result(tuner))
         return _fitted(draft.artefact)
 
     return _run(job, store, settings, write)
@@ -347,7 +348,7 @@ def _note(job: Job, store: Store, out: Path, result: Mapping[str, Any]) -> None:
 
 
 def _fitted(artefact: Artefact) -> Finished:
-    result = artefact.json(RESULT)
+    result = artefact.json(TRAINED)
     return Finished(
         artefact.folder, artefact.key, result["updates"], result["history"], result["tokens"], result["seconds"]
     )
