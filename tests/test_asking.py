@@ -13,7 +13,7 @@ from loopscope.lm.antonyms import is_right, panel
 from loopscope.lm.asking import KEPT, WENT_ON, answers_name, as_bytes, as_texts, asked, replies, together
 from loopscope.lm.decoding import generate
 from loopscope.lm.folders import load
-from loopscope.lm.iterations import score
+from loopscope.lm.iterations import bank, score
 from loopscope.lm.passes import LanguageModel
 from loopscope.lm.placement import after_each
 from loopscope.lm.text import Tokenizer, load_tokenizer
@@ -124,6 +124,15 @@ def test_the_four_branches() -> None:
     assert all(program.points[7] == "h4" for program in iteration_tests.branches().values())
 
 
+def test_requests_are_those_of_both_banks() -> None:
+    held_out, trained = (iteration_tests.requests(split=split) for split in iteration_tests.STARTS)
+    assert (held_out, trained) == (bank("test"), bank("train"))
+    assert {request.prompt for request in held_out}.isdisjoint(request.prompt for request in trained)
+    assert iteration_tests.requests(2, "train") == bank("train", cases=2)
+    with pytest.raises(InputError, match=r"no split 'trained' of starts.*nearest: train"):
+        iteration_tests.requests(1, "trained")
+
+
 def test_all_branches_part_from_the_same_bits(at: At) -> None:
     questions = [request.prompt for request in iteration_tests.requests(1)[:6]]
     one, *others = iteration_tests.common_states(*at, questions).values()
@@ -131,10 +140,11 @@ def test_all_branches_part_from_the_same_bits(at: At) -> None:
     assert all(torch.equal(one, other) for other in others)
 
 
-def test_every_branch_says_what_its_program_says(at: At) -> None:
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_every_branch_says_what_its_program_says(at: At, split: str) -> None:
     model, tokenizer, step = at
-    found = iteration_tests.measure(*at, cases=1, batch=16)
-    requests = iteration_tests.requests(1)
+    found = iteration_tests.measure(*at, cases=1, split=split, batch=16)
+    requests = iteration_tests.requests(1, split)
     assert {name: len(table) for name, table in found.items()} == dict.fromkeys(iteration_tests.branches(), 40)
     tokens = torch.tensor([asked(tokenizer, requests[9].prompt)])
     for name, program in iteration_tests.branches().items():

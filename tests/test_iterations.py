@@ -119,25 +119,27 @@ def test_training_draws_every_start_and_template():
 # ---- banks -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_test_bank():
-    bank = iterations.bank("test")
-    assert bank == iterations.bank("test")
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_the_banks_that_are_asked(split):
+    bank = iterations.bank(split)
+    assert bank == iterations.bank(split)
     assert Counter((r.task, r.k) for r in bank) == {(task, k): 32 for task in TASKS for k in range(1, 9)}
-    assert all(r.start in iterations.starts_of(r.task, "test") for r in bank)
+    assert all(r.start in iterations.starts_of(r.task, split) for r in bank)
     for cell in range(0, len(bank), 32):
         assert [r.template for r in bank[cell : cell + 32]] == [case % 5 for case in range(32)]
     for row in iterations.tally(bank):
-        starts = len(iterations.starts_of(row.task, "test"))
+        starts = len(iterations.starts_of(row.task, split))
         assert row.requests == 32
         assert row.prompts == min(32, 5 * starts)
     repeats = Counter(r.prompt for r in bank if r.task == "weekday")
-    assert set(repeats.values()) == {3, 4}
+    assert set(repeats.values()) == {"test": {3, 4}, "train": {1, 2}}[split]
 
 
-def test_a_known_bank_stays_what_it_is():
+@pytest.mark.parametrize(("split", "fingerprint"), [("test", "6ff96c916447e479"), ("train", "2f326e0ebfbdaf6f")])
+def test_a_known_bank_stays_what_it_is(split, fingerprint):
     """A bank that changed without notice would make stored numbers wrong."""
-    text = "\n".join(f"{r.prompt} {r.answer}" for r in iterations.bank("test"))
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "6ff96c916447e479"
+    text = "\n".join(f"{r.prompt} {r.answer}" for r in iterations.bank(split))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == fingerprint
 
 
 def test_the_bank_that_stops_a_run_shares_no_prompt_with_the_test():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -278,19 +279,25 @@ def test_tables_of_antonyms() -> None:
 # ---- iterations ------------------------------------------------------------------------------------------------------
 
 
-def iterations(right: Mapping[str, Callable[[int], bool]]) -> Record:
-    """In each branch, the long requests with these numbers are right, and all short ones."""
-    requests = iteration_tests.requests()
-    long = [number for number, request in enumerate(requests) if request.k > 4]
+Counts = tuple[int, int, int, int]
+"""By branch, in the order of BRANCHES."""
+
+BRANCHES = ("J+F", "F", "J", "stop")
+PAPER_COUNTS = (574, 183, 200, 164)
+
+
+def iterations(held_out: Counts, trained: Counts = PAPER_COUNTS, cases: int = 32) -> Record:
+    """In each branch, so many of the long requests are right, the first ones, and all short ones."""
     found = {}
-    for branch, kept in right.items():
-        wrong = {number for place, number in enumerate(long) if not kept(place)}
-        found[branch] = as_bytes(["0x" if n in wrong else f" {each.answer}\n" for n, each in enumerate(requests)])
-    return record("iterations", {"iterations": found}, {"cases": 32})
-
-
-def first(count: int) -> Callable[[int], bool]:
-    return lambda place: place < count
+    for group, split, counts in (("iterations", "test", held_out), ("trained-starts", "train", trained)):
+        requests = iteration_tests.requests(cases, split)
+        long = [number for number, request in enumerate(requests) if request.k > 4]
+        found[group] = {}
+        for branch, count in zip(BRANCHES, counts, strict=True):
+            wrong = set(long[count:])
+            said = ["0x" if n in wrong else f" {each.answer}\n" for n, each in enumerate(requests)]
+            found[group][branch] = as_bytes(said)
+    return record("iterations", found, {"cases": cases})
 
 
 @pytest.mark.parametrize(
@@ -303,27 +310,74 @@ def first(count: int) -> Callable[[int], bool]:
         ((574, 183, 200, 574), FAILS),
     ],
 )
-def test_iterations(counts: tuple[int, int, int, int], expected: str) -> None:
-    found = iterations(dict(zip(("J+F", "F", "J", "stop"), map(first, counts), strict=True)))
-    verdict = verdicts(found)["iterate.continue"]
+@pytest.mark.parametrize("trained", [PAPER_COUNTS, (0, 640, 640, 640)])
+def test_iterations(counts: Counts, expected: str, trained: Counts) -> None:
+    """Decided on held-out starts, whatever is right from trained ones."""
+    verdict = verdicts(iterations(counts, trained))["iterate.continue"]
     assert verdict.verdict == expected
-    if counts == (574, 183, 200, 164):
-        assert verdict.ours == "89.7 vs 28.6 (F only), 31.2 (J only), 25.6 (stop)"
-        assert verdict.n == 640
-        assert verdict.scale == "smollm2-135m (135M parameters) in place of Qwen3-8B, 1,280 requests"
+    assert verdict.n == 640
+    if counts == PAPER_COUNTS:
         assert verdict.estimate is not None
         assert verdict.estimate.low < 391 / 640 < verdict.estimate.high
 
 
+def test_iterations_are_told_from_both_sets_of_starts() -> None:
+    verdict = verdicts(iterations((104, 57, 27, 1), PAPER_COUNTS))["iterate.continue"]
+    assert verdict.verdict == FAILS
+    assert verdict.ours == (
+        "16.2 vs 8.9 (F only), 4.2 (J only), 0.2 (stop) from held-out starts; "
+        "89.7 vs 28.6, 31.2, 25.6 from trained starts, as in the paper"
+    )
+    assert verdict.scale == (
+        "smollm2-135m (135M parameters) in place of Qwen3-8B, "
+        "1,280 requests from held-out and as many from trained starts"
+    )
+    few = iterations((8, 0, 0, 0), (20, 0, 0, 0), cases=1)
+    assert verdicts(few)["iterate.continue"].ours.startswith("40.0 vs 0.0 (F only)")
+    assert how_much(few) == "1 of 32 cases for each task, k and set of starts"
+
+
 def test_tables_of_iterations() -> None:
-    whole, parsed, zero = tables(iterations(dict.fromkeys(("J+F", "F", "J", "stop"), first(128))))
+    whole, parsed, zero, *from_trained = tables(iterations((128, 128, 128, 128), (384, 256, 128, 0)))
     rows = {row.name: row for row in whole.rows}
     assert (rows["successor, long: F"].estimate.value, rows["weekday, long: F"].estimate.value) == (1.0, 0.0)
     assert rows["all short: J"].estimate.value == 1.0
     assert rows["all long: J+F"].paper == pytest.approx(0.8969, abs=1e-4)
-    assert {sum(counts) for counts in PAPER_LONG.values()} == {574, 183, 200, 164}
+    assert tuple(sum(counts) for counts in PAPER_LONG.values()) == PAPER_COUNTS
     assert len(parsed.rows) == len(whole.rows) == 4 * 7
     assert {row.name: round(row.estimate.value * row.n) for row in zero.rows}["weekday: repeats start"] == 32
+    trained, read, _ = from_trained
+    theirs = {row.name: row for row in trained.rows}
+    assert [theirs[f"all long: {branch}"].estimate.value for branch in BRANCHES] == [0.6, 0.4, 0.2, 0.0]
+    assert [theirs[f"weekday, long: {branch}"].estimate.value for branch in BRANCHES] == [1.0, 1.0, 0.0, 0.0]
+    assert {name: row.paper for name, row in theirs.items()} == {name: row.paper for name, row in rows.items()}
+    assert [row.name for row in read.rows] == [row.name for row in trained.rows]
+
+
+def commonest(task: str, split: str, cases: int = 32) -> float:
+    """How many of a task's long requests the commonest answer to each k gets right."""
+    requests = [each for each in iteration_tests.requests(cases, split) if each.task == task]
+    answers = [Counter(each.answer for each in requests if each.k == k) for k in range(5, 9)]
+    return sum(max(counts.values()) for counts in answers) / (4 * cases)
+
+
+def test_tables_of_iterations_say_whose_starts_they_have() -> None:
+    held_out, trained = (found := tables(iterations(PAPER_COUNTS)))[:3], found[3:]
+    kinds = ["whole answers", "parsed answers", "long requests that are right without iterating on"]
+    assert [table.title for table in held_out] == [f"Iterations: {kind}" for kind in kinds]
+    assert [table.title for table in trained] == [f"Iterations from trained starts: {kind}" for kind in kinds]
+    assert held_out[0].note.startswith("Starts are held out, which the paper's are not.")
+    assert trained[0].note == "The paper's setting: its starts are not held out."
+    one, other = ({row.name: row.estimate.value for row in each[2].rows} for each in (held_out, trained))
+    assert one["doubling: says one thing"] == commonest("doubling", "test") > 0.5  # of two starts
+    assert other["doubling: says one thing"] == commonest("doubling", "train") < 0.3  # of seven
+
+
+def test_a_record_without_trained_starts_is_damage() -> None:
+    whole = iterations(PAPER_COUNTS)
+    part = replace(whole, predictions={"iterations": whole.predictions["iterations"]})
+    with pytest.raises(DamagedError, match="record of smollm2-135m: expected replies from trained starts, found none"):
+        tables(part)
 
 
 # ---- measured, kept and found again ----------------------------------------------------------------------------------

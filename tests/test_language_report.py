@@ -18,7 +18,7 @@ from loopscope.experiments.language import LANGUAGE, LETTERS
 from loopscope.experiments.language_tables import PAPER_READOUTS
 from loopscope.experiments.records import Record, Row, records, save
 from loopscope.lm import iteration_tests
-from loopscope.lm.asking import answers_name, as_bytes
+from loopscope.lm.asking import answers_name
 from loopscope.lm.heads import Heads, Selection, Tried
 from loopscope.report.contents import Figure, Grid, Listing, Report, Section
 from loopscope.report.dots import Search, Spot, Step, dots, searches
@@ -35,17 +35,20 @@ from loopscope.store import Store
 from tests.browser import installed
 from tests.test_extrapolation_report import figure, told
 from tests.test_language_records import (
+    BRANCHES,
     PAPER_CONTENT,
     PAPER_RESTORATION,
     PAPER_STEERING,
+    Counts,
     antonyms,
+    commonest,
+    iterations,
     letters,
     record,
 )
 from tests.test_page_in_browser import phone_width
 from tests.test_report import Reader
 
-BRANCHES = ("J+F", "F", "J", "stop")
 EVERY = (2, 3, 4)
 CASES = 4
 LONG = "a-model-with-quite-a-long-name-of-its-own"
@@ -129,10 +132,10 @@ def values(rows: dict[str, Row]) -> list[float]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Of two models in each experiment, as their records come back from a store."""
     store = Store(tmp_path_factory.mktemp("results"))
-    small = as_model(branched(0.1, 0.0, 0.0, 0.0, same=False), "scratch", 9_876_000)
+    small = as_model(branched((8, 0, 0, 0), (72, 0, 0, 0), same=False), "scratch", 9_876_000)
     found = [
         *walked(LONG, 9_876_000), *walked(boundary="none"), antonyms("stepwise", 5, 16, 16),
-        antonyms("final-only", 63, 64, 16), small, branched(1.0, 0.2, 0.0, 0.1),
+        antonyms("final-only", 63, 64, 16), small, branched((80, 16, 0, 8), (64, 32, 16, 0)),
     ]  # fmt: skip
     for each in found:
         if "heads" in each.predictions:
@@ -392,15 +395,12 @@ def test_two_backbones_of_one_supervision_are_both_shown() -> None:
 # ---- iterations ------------------------------------------------------------------------------------------------------
 
 
-def branched(*right: float, same: bool = True) -> Record:
-    """So large a part of the long requests is right in each branch, the first tasks first, and all short ones."""
-    requests = iteration_tests.requests(CASES)
-    long = [number for number, request in enumerate(requests) if request.k > 4]
-    found = {}
-    for branch, part in zip(BRANCHES, right, strict=True):
-        wrong = set(long[round(part * len(long)) :])
-        found[branch] = as_bytes(["0x" if n in wrong else each.answer for n, each in enumerate(requests)])
-    made = record("iterations", {"iterations": found}, {"cases": CASES})
+HELD_OUT, TRAINED = "smollm2-135m (135M), held-out starts", "smollm2-135m (135M), trained starts"
+
+
+def branched(held_out: Counts, trained: Counts, same: bool = True) -> Record:
+    """So many of 80 long requests are right in each branch, the first tasks first, and all short ones."""
+    made = iterations(held_out, trained, CASES)
     return replace(made, notes={**made.notes, "same_h4": same})
 
 
@@ -413,21 +413,47 @@ def test_four_branches_by_task_and_steps(report: Report) -> None:
     assert told(drawn, "all tasks, F alone")[8] == 20.0
     assert told(drawn, "weekday, best baseline")[7] == 100.0  # a week later it is the same day
     table = grid(made, "Four ways on, by task")
-    assert table.lines["successor, long, smollm2-135m (135M)"]["F alone"].estimate.value == 1.0
-    line = table.lines["all long, smollm2-135m (135M)"]
+    assert table.lines[f"successor, long, {HELD_OUT}"]["F alone"].estimate.value == 1.0
+    line = table.lines[f"all long, {HELD_OUT}"]
     assert [line[each].estimate.value for each in ("J and F", "F alone", "J alone", "stop")] == [1.0, 0.2, 0.0, 0.1]
     assert line["F alone"].n == 20 * CASES
     assert round(table.lines["all long, paper: Qwen3-8B"]["F alone"].estimate.value, 4) == 0.2859
-    assert table.lines["all short, smollm2-135m (135M)"]["stops after 4 steps"].estimate.value == 1.0
-    assert table.lines["all long, smollm2-135m (135M)"]["repeats the start"].estimate.value == 0.05
-    assert table.lines["weekday, long, smollm2-135m (135M)"]["repeats the start"].estimate.value == 0.25
+    assert table.lines[f"all short, {HELD_OUT}"]["stops after 4 steps"].estimate.value == 1.0
+    assert table.lines[f"all long, {HELD_OUT}"]["repeats the start"].estimate.value == 0.05
+    assert table.lines[f"weekday, long, {HELD_OUT}"]["repeats the start"].estimate.value == 0.25
+
+
+def test_trained_starts_stand_beside_held_out_ones(report: Report) -> None:
+    made = report.sections[2]
+    assert (figure(made, "iterations-1").title, figure(made, "iterations-2").title) == (
+        f"Four ways on from h4, {HELD_OUT}", f"Four ways on from h4, {TRAINED}",
+    )  # fmt: skip
+    drawn = figure(made, "iterations-2")
+    assert told(drawn, "weekday, F alone") == dict.fromkeys(range(1, 9), 100.0)
+    for branch, right in (("J and F", 80.0), ("F alone", 40.0), ("J alone", 20.0), ("stop", 0.0)):
+        assert told(drawn, f"all tasks, {branch}")[8] == right
+    assert f"{CASES} requests from trained starts" in drawn.caption
+    table = grid(made, "Four ways on, by task")
+    lines = [name for name in table.lines if name.startswith("all long")]
+    assert lines[:2] == [f"all long, {HELD_OUT}", f"all long, {TRAINED}"]
+    assert lines[-1] == "all long, paper: Qwen3-8B"
+    line = table.lines[f"all long, {TRAINED}"]
+    assert [line[each].estimate.value for each in ("J and F", "F alone", "J alone", "stop")] == [0.8, 0.4, 0.2, 0.0]
+    assert table.note.endswith("The paper's requests have trained starts.")
+    one, other = (table.lines[f"doubling, long, {each}"]["says one thing"] for each in (HELD_OUT, TRAINED))
+    assert one.estimate.value == commonest("doubling", "test", CASES)
+    assert other.estimate.value == commonest("doubling", "train", CASES) < one.estimate.value
 
 
 def test_several_models_iterate_side_by_side(report: Report) -> None:
     made = report.sections[2]
-    assert [each.name for each in made.figures] == ["iterations-1", "iterations-2", "iterations-long"]
-    said = "all long, J and F: smollm2-135m (135M) 100.0 %, scratch (10M) 10.0 % (paper 89.7)"
+    assert [each.name for each in made.figures] == [*(f"iterations-{n}" for n in range(1, 5)), "iterations-long"]
+    said = (
+        f"all long, J and F: {HELD_OUT} 100.0 %, {TRAINED} 80.0 %, scratch (10M), held-out starts 10.0 %, "
+        "scratch (10M), trained starts 90.0 % (paper 89.7)"
+    )
     assert said in figure(made, "iterations-long").description
+    assert figure(made, "iterations-long").caption.endswith("Diamonds: the paper's numbers, from trained starts.")
     assert "h4 was the same in all branches, bit by bit, but not in scratch (10M)." in made.text
 
 

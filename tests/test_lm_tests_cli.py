@@ -90,7 +90,23 @@ def test_antonyms_and_iterations_are_recorded(command: Command, tmp_path: Path) 
     code, out, _ = command("iterations", "--cases", "1")
     assert code == 0
     assert "h4 of the four branches is the same, bit by bit." in out
+    assert "Iterations: whole answers" in out
+    assert "Iterations from trained starts: whole answers" in out
     assert [each.experiment for each in records(Store(tmp_path / "store"))] == ["antonyms", "iterations"]
+
+
+def test_iterations_are_asked_from_held_out_and_from_trained_starts(tmp_path: Path, models: Path) -> None:
+    said: list[str] = []
+    subject = load_language(models / "worded", models / "map")
+    made = measure_iterations(subject, Store(tmp_path), cases=1, tell=said.append)
+    assert {group: set(found) for group, found in made.predictions.items()} == {
+        group: set(iteration_tests.branches()) for group in ("iterations", "trained-starts")
+    }
+    assert set(made.settings) == {"cases", "loops", "boundary"}
+    starts = [line.partition(": ")[0] for line in said]
+    assert list(dict.fromkeys(starts)) == ["held-out starts", "trained starts"]
+    assert said[0] == "held-out starts: J+F: 0 of 40 replies"
+    assert starts.count("held-out starts") == starts.count("trained starts") == 8
 
 
 def test_bf16_is_measured_and_recorded_apart(command: Command, tmp_path: Path, models: Path) -> None:
@@ -114,10 +130,12 @@ def test_fp32_is_what_the_bare_map_gives_bit_by_bit(command: Command, tmp_path: 
     as_json(command("iterations", "--cases", "1", "--json"))
     (kept,) = records(Store(tmp_path / "store"))
     model, step = load(models / "worded", dtype=torch.float32), load_map(models / "map")
-    bare = iteration_tests.measure(model, load_tokenizer(models / "worded"), step, cases=1)
-    assert set(bare) == set(kept.predictions["iterations"])
-    for name, replies in kept.predictions["iterations"].items():
-        assert torch.equal(replies, bare[name])
+    assert list(kept.predictions) == ["iterations", "trained-starts"]
+    for group, split in (("iterations", "test"), ("trained-starts", "train")):
+        bare = iteration_tests.measure(model, load_tokenizer(models / "worded"), step, cases=1, split=split)
+        assert set(bare) == set(kept.predictions[group])
+        for name, replies in kept.predictions[group].items():
+            assert torch.equal(replies, bare[name])
     subject = load_language(models / "worded", models / "map")
     questions = [request.prompt for request in iteration_tests.requests(1)[:4]]
     steered, plain = (

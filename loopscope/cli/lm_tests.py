@@ -99,7 +99,7 @@ def lm_test_iterations(
     folder: Folder,
     step: MapFolder,
     store: StoreFolder = Path("store"),
-    cases: Annotated[int, typer.Option(help="Requests for each task and k; the test bank has 32.")] = 32,
+    cases: Annotated[int, typer.Option(help="Requests for each task, k and set of starts; there are 32.")] = 32,
     name: Name = None,
     boundary: Ending = None,
     batch: Batch = 32,
@@ -107,7 +107,7 @@ def lm_test_iterations(
     dtype: Precision = "fp32",
     as_json: AsJson = False,
 ) -> None:
-    """Go on from a common h4 with J and F, with F, with J, or stop: five tasks, 1-8 steps."""
+    """Go on from a common h4 with J and F, F, J, or stop: five tasks, 1-8 steps, held-out and trained starts."""
     from loopscope.experiments.language import measure_iterations
     from loopscope.lm.iteration_tests import requests
 

@@ -41,6 +41,9 @@ HEADS = "heads"
 LETTER_TESTS = (WALKS, *letter_tests.TESTS)
 """How far a letter walker goes, and the tests on pairs, for which heads are chosen."""
 
+REPLIES = {"test": ITERATIONS, "train": "trained-starts"}
+"""Where the record of iterations has the replies to requests from held-out and from trained starts."""
+
 WHOLE = "-whole"
 """Behind the name of a set of pairs: answers by whole generations."""
 
@@ -331,16 +334,23 @@ def measure_iterations(
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> Record:
-    """The four branches from a common h4 on the test bank; the record notes whether h4 was the same, bit by bit."""
+    """The four branches from a common h4, asked from held-out and from trained starts.
+
+    The record notes whether h4 was the same, bit by bit.
+    """
     first = [request.prompt for request in iteration_tests.requests(cases)[: min(batch, 8)]]
 
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         one, *others = iteration_tests.common_states(subject.model, subject.tokenizer, subject.steering, first).values()
         same = all(torch.equal(one, other) for other in others)
-        said = iteration_tests.measure(
-            subject.model, subject.tokenizer, subject.steering, cases=cases, batch=batch, tell=tell
-        )
-        return {ITERATIONS: said}, {"same_h4": same}, None
+        said = {
+            group: iteration_tests.measure(
+                subject.model, subject.tokenizer, subject.steering, cases=cases, split=split, batch=batch,
+                tell=under(iteration_tests.STARTS[split], tell),
+            )
+            for split, group in REPLIES.items()
+        }  # fmt: skip
+        return said, {"same_h4": same}, None
 
     return _recorded(subject, store, ITERATIONS, {"cases": cases}, measure)
 
@@ -391,7 +401,9 @@ def how_much(record: Record) -> str:
             return f"{count} of {every} sequences" if count < every else f"{count} sequences"
         case {"cases": int(count)}:
             every = iteration_tests.CASES
-            return f"{count} of {every} cases for each task and k" if count < every else "1,280 requests"
+            if count < every:
+                return f"{count} of {every} cases for each task, k and set of starts"
+            return "1,280 requests from held-out and as many from trained starts"
     return "discovery pairs"
 
 

@@ -201,17 +201,22 @@ def antonym_steer(evidence: Evidence) -> Finding | None:
 
 
 def continued(evidence: Evidence) -> Finding | None:
-    """Long requests: J+F at least 30 points above F alone, and above J alone and stopping."""
+    """Long requests from held-out starts: J+F at least 30 points above F alone, and above J alone and stopping."""
     record = _largest(evidence, evidence.every(ITERATIONS))
     if record is None:
         return None
-    right = {branch: iterated(record, branch, is_long) for branch in ("J+F", "F", "J", "stop")}
+    right, trained = (
+        {branch: iterated(record, split, branch, is_long) for branch in ("J+F", "F", "J", "stop")}
+        for split in ("test", "train")
+    )
     shares = {branch: float(found.mean()) for branch, found in right.items()}
-    gain = difference(right["J+F"], right["F"], long_prompts(record), unit="prompt")
+    gain = difference(right["J+F"], right["F"], long_prompts(record, "test"), unit="prompt")
     above = all(shares["J+F"] > shares[other] for other in ("J", "stop"))
     holds = at_least(gain.value, 0.30) and above
+    with_j, *others = (percent(float(found.mean())) for found in trained.values())
     ours = (
         f"{percent(shares['J+F'])} vs {percent(shares['F'])} (F only), {percent(shares['J'])} (J only), "
-        f"{percent(shares['stop'])} (stop)"
+        f"{percent(shares['stop'])} (stop) from held-out starts; {with_j} vs {', '.join(others)} from trained starts, "
+        "as in the paper"
     )
     return Finding(holds, ours, gain, len(right["F"]), [record])

@@ -12,8 +12,9 @@ from itertools import product
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
 
-from loopscope.experiments.language import ANTONYMS, HEADS, ITERATIONS, LETTERS, WHOLE, selection_of
+from loopscope.experiments.language import ANTONYMS, HEADS, LETTERS, REPLIES, WHOLE, selection_of
 from loopscope.experiments.records import Record, Row, Table
+from loopscope.files import damaged
 from loopscope.lm import antonym_tests, iteration_tests, letter_walks
 from loopscope.lm.antonyms import LONGEST, TRAINED, is_read_right, is_right
 from loopscope.lm.asking import answers_name, as_texts
@@ -292,52 +293,76 @@ def is_long(request: Request) -> bool:
     return request.k > TRAINED
 
 
-def scored(record: Record, branch: str) -> list[tuple[Request, Score]]:
-    """Every request with the score of its reply in a branch."""
-    said = as_texts(record.predictions[ITERATIONS][branch])
-    asked = iteration_tests.requests(int(record.settings["cases"]))
-    return [(request, score(request, text)) for request, text in zip(asked, said, strict=True)]
+def requested(record: Record, split: str) -> tuple[Request, ...]:
+    """The requests of a record from the starts of a split."""
+    return iteration_tests.requests(int(record.settings["cases"]), split)
 
 
-def iterated(record: Record, branch: str, kept: Callable[[Request], bool], parsed: bool = False) -> Right:
-    """Whether the replies of a branch are right, of the requests that are kept; as a whole, or by what is parsed."""
-    return _right(scored(record, branch), kept, parsed)
+def scored(record: Record, split: str, branch: str) -> list[tuple[Request, Score]]:
+    """Every request from the starts of a split with the score of its reply in a branch.
+
+    DamagedError for a record that has no replies to them.
+    """
+    if REPLIES[split] not in record.predictions:
+        raise damaged(f"record of {record.facts.name}", f"replies from {iteration_tests.STARTS[split]}", "none")
+    said = as_texts(record.predictions[REPLIES[split]][branch])
+    return [(request, score(request, text)) for request, text in zip(requested(record, split), said, strict=True)]
+
+
+def iterated(record: Record, split: str, branch: str, kept: Callable[[Request], bool]) -> Right:
+    """Whether the replies of a branch are right as a whole, of the requests from these starts that are kept."""
+    return _right(scored(record, split, branch), kept)
 
 
 def _right(scores: Sequence[tuple[Request, Score]], kept: Callable[[Request], bool], parsed: bool = False) -> Right:
     return np.array([each.parsed if parsed else each.whole for request, each in scores if kept(request)])
 
 
-def long_prompts(record: Record) -> list[str]:
+def long_prompts(record: Record, split: str) -> list[str]:
     """The prompts of the long requests; those that come up several times are one cluster."""
-    return [request.prompt for request in iteration_tests.requests(int(record.settings["cases"])) if is_long(request)]
+    return [request.prompt for request in requested(record, split) if is_long(request)]
+
+
+def titled(split: str) -> str:
+    """How the titles of tables on requests from the starts of a split begin."""
+    return "Iterations" if split == "test" else f"Iterations from {iteration_tests.STARTS[split]}"
 
 
 def _iterations(record: Record) -> list[Table]:
+    same = "the same, bit by bit" if record.notes.get("same_h4") else "not the same"
+    notes = {
+        "test": f"Starts are held out, which the paper's are not. h4 of the four branches is {same}.",
+        "train": "The paper's setting: its starts are not held out.",
+    }
+    return [table for split, note in notes.items() for table in _from_starts(record, split, note)]
+
+
+def _from_starts(record: Record, split: str, note: str) -> list[Table]:
+    """Whole and parsed answers to requests from the starts of a split, and what is right without iterating on."""
+
     def parts() -> dict[str, Callable[[Request], bool]]:
         by_task = {f"{task}, long": _of_task(task) for task in TASKS}
         return {**by_task, "all long": is_long, "all short": lambda request: not is_long(request)}
 
     whole, parsed = [], []
-    scores = {branch: scored(record, branch) for branch in iteration_tests.branches()}
+    scores = {branch: scored(record, split, branch) for branch in iteration_tests.branches()}
     for part, kept in parts().items():
         for branch, found in scores.items():
             paper = _published(part, branch)
             whole.append(share(f"{part}: {branch}", _right(found, kept), paper, "request"))
             parsed.append(share(f"{part}: {branch}", _right(found, kept, parsed=True), None, "request"))
     zero = []
-    counts = [each for each in tally(iteration_tests.requests(int(record.settings["cases"]))) if each.k > TRAINED]
+    counts = [each for each in tally(requested(record, split)) if each.k > TRAINED]
     for task in TASKS:
         mine = [each for each in counts if each.task == task]
         of = sum(each.requests for each in mine)
         for what in ("stops_early", "repeats_start", "says_one_thing"):
             right = sum(int(getattr(each, what)) for each in mine)
             zero.append(Row(f"{task}: {what.replace('_', ' ')}", wilson(right, of, unit="request"), of))
-    same = "the same, bit by bit" if record.notes.get("same_h4") else "not the same"
     return [
-        Table("Iterations: whole answers", whole, f"h4 of the four branches is {same}."),
-        Table("Iterations: parsed answers", parsed),
-        Table("Iterations: long requests that are right without iterating on", zero),
+        Table(f"{titled(split)}: whole answers", whole, note),
+        Table(f"{titled(split)}: parsed answers", parsed),
+        Table(f"{titled(split)}: long requests that are right without iterating on", zero),
     ]
 
 

@@ -7,8 +7,8 @@ Every run begins with four calls of F and J before calls 2 to 4.  From that h4, 
     J      J J J J             the map alone
     stop   -                   nothing
 
-Each branch is a program, holds for the prompt and for every new token, and feeds its own tokens.  The 1,280 requests of
-the test bank are asked in each: 5,120 generations.
+Each branch is a program, holds for the prompt and for every new token, and feeds its own tokens.  In each, 1,280
+requests are asked from held-out starts and 1,280 from trained ones, as in the reference study: 10,240 generations.
 """
 
 from __future__ import annotations
@@ -48,16 +48,22 @@ def branches() -> dict[str, Program]:
 
 
 CASES = 32
-"""Requests of the test bank for each task and k."""
+"""Requests of each set of starts for each task and k."""
+
+STARTS = {"test": "held-out starts", "train": "trained starts"}
+"""What the starts of each split are called, in the order they are asked from."""
 
 
 @cache
-def requests(cases: int = CASES) -> tuple[Request, ...]:
-    """The test bank: the first so many cases for each task and k = 1 to 8; InputError for more than it has, or none."""
+def requests(cases: int = CASES, split: str = "test") -> tuple[Request, ...]:
+    """The bank of a split of starts: the first so many cases for each task and k = 1 to 8.
+
+    InputError for more cases than it has, or none, and for an unknown split.
+    """
     if not 1 <= cases <= CASES:
         near = min(max(cases, 1), CASES)
         raise InputError(f"cannot take {cases} of {CASES} cases for each task and k (nearest: {near})")
-    return bank("test", cases=cases)
+    return bank(split, cases=cases)
 
 
 @torch.no_grad()
@@ -78,10 +84,11 @@ def measure(
     step: TokenMap,
     *,
     cases: int = CASES,
+    split: str = "test",
     batch: int = 32,
     tell: Tell = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
-    """Replies to all `requests` in every branch, as `asking.as_bytes` writes them."""
-    questions = [request.prompt for request in requests(cases)]
+    """Replies to all `requests` from the starts of a split in every branch, as `asking.as_bytes` writes them."""
+    questions = [request.prompt for request in requests(cases, split)]
     runs = {name: (program, "last") for name, program in branches().items()}
     return replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps={STEP: step}, batch=batch, tell=tell)

@@ -17,8 +17,10 @@ from loopscope.experiments.language_tables import (
     PAPER_SEQUENCES,
     PAPER_WAY,
     depth_right,
+    requested,
     scored,
     share,
+    titled,
 )
 from loopscope.experiments.records import Record, Row
 from loopscope.lm import antonym_tests, iteration_tests
@@ -157,9 +159,11 @@ ITERATION_HOW = (
     "to four steps in four loops, J on one to eight in eight. All runs have the same h4, made with J before loops 2 to "
     "4; from there four more calls with J before each, four calls alone, four maps alone, or nothing. "
     f"{INTERVALS.format('requests')}",
+    "Requests are asked from held-out starts, which neither backbone nor map was trained on, and as many from trained "
+    "ones. The paper does not hold starts out: its numbers are to be compared with those from trained starts.",
     "Baselines are counted, not measured: stopping after four steps, repeating the start, and the answer that is right "
     "most often. They are right now and then: weekdays come round after seven steps, Collatz walks end in a cycle, and "
-    "weekday, doubling and Fibonacci have only two starts that training leaves out.",
+    "weekday, doubling and Fibonacci have few starts: two that are held out, five or seven that are trained.",
 )
 
 
@@ -169,25 +173,38 @@ def iterations_section(evidence: Evidence) -> Section | None:
     if not records:
         return None
     found = _labelled(records)
-    figures = [_by_steps(number, *each) for number, each in enumerate(found.items(), 1)]
-    figures.append(_short_and_long(evidence, found))
+    asked = _asked(found)
+    figures = [_by_steps(number, *each) for number, each in enumerate(asked.items(), 1)]
+    figures.append(_short_and_long(evidence, asked))
     apart = [label for label, record in found.items() if not record.notes.get("same_h4")]
     same = "h4 was the same in all branches, bit by bit" + (f", but not in {'; '.join(apart)}." if apart else ".")
     more = [table.under(label) for label, record in found.items() for table in evidence.tables(record)]
     return Section(
         ITERATIONS, "Language models: iterations", LANGUAGE[ITERATIONS].question,
         [measured_on(ITERATIONS, found), *ITERATION_HOW, same], figures,
-        [models(ITERATIONS, {label: [record] for label, record in found.items()}), branches_table(evidence, found)],
+        [models(ITERATIONS, {label: [record] for label, record in found.items()}), branches_table(evidence, asked)],
         decided_by(ITERATIONS), more,
     )  # fmt: skip
 
 
-def _by_steps(number: int, label: str, record: Record) -> Figure:
-    cases = int(record.settings["cases"])
-    counted = {(each.task, each.k): each for each in tally(iteration_tests.requests(cases))}
+Asked = Mapping[str, tuple[Record, str]]
+"""Records with a split of starts, by the name of the model and of the starts."""
+
+
+def _asked(found: Labelled) -> Asked:
+    return {
+        f"{label}, {starts}": (record, split)
+        for label, record in found.items()
+        for split, starts in iteration_tests.STARTS.items()
+    }
+
+
+def _by_steps(number: int, label: str, asked: tuple[Record, str]) -> Figure:
+    record, split = asked
+    counted = {(each.task, each.k): each for each in tally(requested(record, split))}
     cells: dict[tuple[str, str, int], list[bool]] = {}
     for branch in BRANCHES:
-        for request, each in scored(record, branch):
+        for request, each in scored(record, split, branch):
             cells.setdefault((branch, request.task, request.k), []).append(each.whole)
     panels: dict[str, list[Line]] = {}
     for title, mine in {**{task: [task] for task in TASKS}, "all tasks": [*TASKS]}.items():
@@ -199,8 +216,9 @@ def _by_steps(number: int, label: str, record: Record) -> Figure:
         lines.append(Line(BASELINE, best, control=True))
         panels[title] = lines
     caption = (
-        f"Whole answers that are right by the steps asked for, {cases} requests for each task and k, with 95 % "
-        "intervals. Dashed: the best of three baselines. Grey: steps that the backbone was trained on."
+        f"Whole answers that are right by the steps asked for, {record.settings['cases']} requests from "
+        f"{iteration_tests.STARTS[split]} for each task and k, with 95 % intervals. Dashed: the best of three "
+        "baselines. Grey: steps that the backbone was trained on."
     )
     title = f"Four ways on from h4, {label}"
     return lines_in_panels(f"iterations-{number}", title, caption, panels, "steps k", SHADED)
@@ -213,8 +231,13 @@ def _best(counted: Sequence[Tally]) -> Estimate:
     return Estimate(right, right, right, requests, "request", 0)
 
 
-def _short_and_long(evidence: Evidence, found: Labelled) -> Figure:
-    rows = {label: rows_of(evidence, record, "Iterations: whole") for label, record in found.items()}
+def _whole(evidence: Evidence, asked: Asked) -> dict[str, dict[str, Row]]:
+    """The rows on whole answers, by the name of the model and of the starts."""
+    return {label: rows_of(evidence, record, f"{titled(split)}: whole") for label, (record, split) in asked.items()}
+
+
+def _short_and_long(evidence: Evidence, asked: Asked) -> Figure:
+    rows = _whole(evidence, asked)
     groups = {
         part: [
             Spot(said, {label: each[f"{part}: {branch}"].estimate for label, each in rows.items()},
@@ -225,28 +248,29 @@ def _short_and_long(evidence: Evidence, found: Labelled) -> Figure:
     }  # fmt: skip
     caption = (
         "Whole answers that are right with 95 % intervals; long requests are for 5 to 8 steps, short ones for 1 to 4. "
-        "Diamonds: the paper's numbers."
+        "Diamonds: the paper's numbers, from trained starts."
     )
-    return dots("iterations-long", "Long and short requests", caption, groups, list(found))
+    return dots("iterations-long", "Long and short requests", caption, groups, list(asked))
 
 
 def _parts() -> list[str]:
     return [*(f"{task}, long" for task in TASKS), "all long", "all short"]
 
 
-def branches_table(evidence: Evidence, found: Labelled) -> Grid:
-    """A line for every part of the requests and every model, columns for branches and baselines."""
+def branches_table(evidence: Evidence, asked: Asked) -> Grid:
+    """A line for every part of the requests and every model and set of starts, columns for branches and baselines."""
     lines: dict[str, dict[str, Row]] = {}
-    counted = {label: tally(iteration_tests.requests(int(each.settings["cases"]))) for label, each in found.items()}
+    whole = _whole(evidence, asked)
+    counted = {label: tally(requested(*each)) for label, each in asked.items()}
     for part in _parts():
-        for label, record in found.items():
-            rows = rows_of(evidence, record, "Iterations: whole")
+        for label, rows in whole.items():
             mine = {said: rows[f"{part}: {branch}"] for branch, said in BRANCHES.items()}
             lines[f"{part}, {label}"] = {**mine, **_baselines(part, counted[label])}
         paper = {said: printed(row.paper, row.n) for said, row in mine.items() if row.paper is not None}
         lines[f"{part}, {published(ITERATIONS)}"] = paper
     note = (
-        "Whole answers. Baselines are counted on the same requests; says one thing: for each task and k, the best one."
+        "Whole answers. Baselines are counted on the same requests; says one thing: for each task and k, the best one. "
+        "The paper's requests have trained starts."
     )
     return Grid("Four ways on, by task", [*BRANCHES.values(), *BASELINES.values()], lines, note, "requests")
 
