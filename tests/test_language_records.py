@@ -329,8 +329,7 @@ def test_iterations_are_told_from_both_sets_of_starts() -> None:
         "89.7 vs 28.6, 31.2, 25.6 from trained starts, as in the paper"
     )
     assert verdict.scale == (
-        "smollm2-135m (135M parameters) in place of Qwen3-8B, "
-        "1,280 requests from held-out and as many from trained starts"
+        "smollm2-135m (135M parameters) in place of Qwen3-8B, 2,560 requests, half of them from held-out starts"
     )
     few = iterations((8, 0, 0, 0), (20, 0, 0, 0), cases=1)
     assert verdicts(few)["iterate.continue"].ours.startswith("40.0 vs 0.0 (F only)")

@@ -403,7 +403,7 @@ def how_much(record: Record) -> str:
             every = iteration_tests.CASES
             if count < every:
                 return f"{count} of {every} cases for each task, k and set of starts"
-            return "1,280 requests from held-out and as many from trained starts"
+            return "2,560 requests, half of them from held-out starts"
     return "discovery pairs"
 
 
