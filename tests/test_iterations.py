@@ -10,7 +10,8 @@ import pytest
 
 from loopscope.errors import InputError
 from loopscope.lm import iterations
-from loopscope.lm.iterations import DAYS, SEED, TASKS, TEMPLATES, Request, Score
+from loopscope.lm.iteration_tasks import DAYS, TASKS, TEMPLATES, starts_of, wider_starts
+from loopscope.lm.iterations import SEED, Request, Score
 
 FIBONACCI = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584]
 
@@ -85,7 +86,7 @@ def test_prompts_say_start_and_two_digits_and_end_in_answer(name):
 def test_starts_are_split_by_hash_a_quarter_for_test():
     sizes = {}
     for name, task in TASKS.items():
-        train, test = (iterations.starts_of(name, split) for split in ("train", "test"))
+        train, test = (starts_of(name, split) for split in ("train", "test"))
         assert sorted(train + test) == list(task.starts)
         digest = {start: hashlib.sha256(f"{name} {start}".encode()).hexdigest() for start in task.starts}
         assert max(digest[start] for start in test) < min(digest[start] for start in train)
@@ -100,7 +101,7 @@ def test_decks_make_every_task_and_depth_equally_frequent(deepest):
         drawn = iterations.requests(update, deepest=deepest)
         assert [request.task for request in drawn] == list(TASKS)
         assert drawn == iterations.requests(update, deepest=deepest)
-        assert all(request.start in iterations.starts_of(request.task, "train") for request in drawn)
+        assert all(request.start in starts_of(request.task, "train") for request in drawn)
         counted.update((request.task, request.k) for request in drawn)
     assert counted == {(task, k): 6 for task in TASKS for k in range(1, deepest + 1)}
 
@@ -109,7 +110,7 @@ def test_training_draws_every_start_and_template():
     drawn = [request for update in range(1200) for request in iterations.requests(update)]
     for name in TASKS:
         mine = [request for request in drawn if request.task == name]
-        assert {request.start for request in mine} == set(iterations.starts_of(name, "train"))
+        assert {request.start for request in mine} == set(starts_of(name, "train"))
         shares = Counter(request.template for request in mine)
         assert all(180 < shares[template] < 300 for template in range(5))
     assert len({tuple(iterations.requests(update)) for update in range(100)}) > 95
@@ -124,11 +125,11 @@ def test_the_banks_that_are_asked(split):
     bank = iterations.bank(split)
     assert bank == iterations.bank(split)
     assert Counter((r.task, r.k) for r in bank) == {(task, k): 32 for task in TASKS for k in range(1, 9)}
-    assert all(r.start in iterations.starts_of(r.task, split) for r in bank)
+    assert all(r.start in starts_of(r.task, split) for r in bank)
     for cell in range(0, len(bank), 32):
         assert [r.template for r in bank[cell : cell + 32]] == [case % 5 for case in range(32)]
     for row in iterations.tally(bank):
-        starts = len(iterations.starts_of(row.task, split))
+        starts = len(starts_of(row.task, split))
         assert row.requests == 32
         assert row.prompts == min(32, 5 * starts)
     repeats = Counter(r.prompt for r in bank if r.task == "weekday")
@@ -146,23 +147,15 @@ def test_the_bank_that_stops_a_run_shares_no_prompt_with_the_test():
     gate = iterations.bank("train", cases=16, deepest=4, seed=SEED + 1000)
     assert len(gate) == 5 * 4 * 16
     assert {r.prompt for r in gate}.isdisjoint(r.prompt for r in iterations.bank("test"))
-    assert all(r.start in iterations.starts_of(r.task, "train") for r in gate)
+    assert all(r.start in starts_of(r.task, "train") for r in gate)
 
 
-def test_dense_text_asks_in_any_order_and_stays_in_the_training_starts():
-    text = iterations.dense_text(5, longest=4, rounds=3)
-    assert text == iterations.dense_text(5, longest=4, rounds=3)
-    assert text != iterations.dense_text(6, longest=4, rounds=3)
-    known = {
-        f"{request.prompt} {request.answer}": request
-        for name in TASKS
-        for start in iterations.starts_of(name, "train")
-        for k in range(1, 5)
-        for template in range(5)
-        for request in [Request(name, start, k, template)]
-    }
-    asked = [known[block] for block in text.removesuffix("\n").split("\n\n")]
-    assert {k for request in asked[:15] for k in [request.k]} == {1, 2, 3, 4}
+def test_dense_requests_come_in_any_order_and_stay_in_the_training_starts():
+    asked = iterations.dense_requests(5, longest=4, rounds=3)
+    assert asked == iterations.dense_requests(5, longest=4, rounds=3)
+    assert asked != iterations.dense_requests(6, longest=4, rounds=3)
+    assert all(request.start in starts_of(request.task, "train") for request in asked)
+    assert {request.k for request in asked[:15]} == {1, 2, 3, 4}
     first = Counter(iterations.dense_requests(seed, longest=4)[0].k for seed in range(100))
     assert all(10 < first[k] < 50 for k in range(1, 5))
     assert Counter((request.task, request.k) for request in asked) == {(t, k): 3 for t in TASKS for k in range(1, 5)}
@@ -170,8 +163,8 @@ def test_dense_text_asks_in_any_order_and_stays_in_the_training_starts():
 
 def test_wider_starts_are_new_and_not_where_a_test_start_is():
     for name, task in TASKS.items():
-        wider = iterations.wider_starts(name)
-        tested = {task.state(start, 0) for start in iterations.starts_of(name, "test")}
+        wider = wider_starts(name)
+        tested = {task.state(start, 0) for start in starts_of(name, "test")}
         assert not set(wider) & set(task.starts)
         assert not {task.state(start, 0) for start in wider} & tested
         assert bool(wider) == (name != "weekday")
@@ -185,7 +178,7 @@ def test_half_of_the_requests_have_wider_starts_where_there_are_any():
         mine = [request.start for request in asked if request.task == name]
         share = sum(start not in task.starts for start in mine) / len(mine)
         assert share == 0 if name == "weekday" else 0.4 < share < 0.6
-        known = {*iterations.starts_of(name, "train"), *iterations.wider_starts(name)}
+        known = {*starts_of(name, "train"), *wider_starts(name)}
         assert set(mine) <= known
     assert all(request.start in TASKS[request.task].starts for request in iterations.requests(0))
 
@@ -276,9 +269,9 @@ def slow_overlap(name, k, trained):
     def written(start, steps):
         return [(task.state(start, done), steps - done) for done in range(steps)]
 
-    lists = [written(start, steps) for start in iterations.starts_of(name, "train") for steps in range(1, trained + 1)]
+    lists = [written(start, steps) for start in starts_of(name, "train") for steps in range(1, trained + 1)]
     inside = joins = asked = 0
-    for start in iterations.starts_of(name, "test"):
+    for start in starts_of(name, "test"):
         mine = written(start, k)
         inside += any(mine == other[-k:] for other in lists if len(other) >= k)
         joins += any(step in other for other in lists for step in mine[1:])
@@ -321,12 +314,12 @@ def test_overlaps_as_described():
         (lambda: Request("weekday", 0, 100), "1 to 99"),
         (lambda: Request("weekday", 0, 1, 5), "0 to 4"),
         (lambda: Request("weekday", 0, 1).answer_after(-1), "0 or more"),
-        (lambda: iterations.starts_of("weekday", "tests"), "nearest: test"),
+        (lambda: starts_of("weekday", "tests"), "nearest: test"),
         (lambda: iterations.requests(-1), "start at 0"),
         (lambda: iterations.requests(0, deepest=0), "depths at 1"),
         (lambda: iterations.bank("test", cases=0), "at least 1"),
-        (lambda: iterations.dense_text(0, longest=100), "1 to 99"),
-        (lambda: iterations.dense_text(0, longest=1, rounds=0), "at least 1"),
+        (lambda: iterations.dense_requests(0, longest=100), "1 to 99"),
+        (lambda: iterations.dense_requests(0, longest=1, rounds=0), "at least 1"),
         (lambda: iterations.parsed_answer("week", "1"), "nearest: weekday"),
     ],
 )

@@ -18,7 +18,7 @@ from transformers import Adafactor as Reference
 from transformers import AutoTokenizer
 
 from loopscope.errors import InputError
-from loopscope.lm import antonyms, general_text, iterations, letter_training, letters
+from loopscope.lm import antonyms, general_text, iteration_tasks, iterations, letter_training, letters
 from loopscope.lm.folders import load
 from loopscope.lm.general_text import tokens_beside
 from loopscope.lm.passes import Cache, states
@@ -280,7 +280,7 @@ def test_checks_ask_for_every_depth_and_know_the_answer(name: str) -> None:
     given = recipe(name, ["checked=2"])
     asked = questions(given)
     cells = Counter(each.cell for each in asked)
-    tasks = len(iterations.TASKS) if given.task == "iterations" else 1
+    tasks = len(iteration_tasks.TASKS) if given.task == "iterations" else 1
     assert set(cells.values()) == {2}
     assert len(cells) == given.deepest * tasks
     assert not any(each.right("nothing of the kind") for each in asked)
@@ -437,9 +437,9 @@ def test_look_up_texts_are_those_of_the_tasks() -> None:
     told = {"sequences": given.per_text, "form": given.form, "order": "shuffled"}
     assert [each.text for each in texts(given, 5, 3)] == [antonyms.dense_text(s, longest=3, **told) for s in seeds]
     given = recipe("small-iterations-adapt", ["examples=2", "stepwise=false", "pace=1"])
-    assert [each.text for each in texts(given, 5, 3)] == [
-        iterations.dense_text(s, longest=3, wider=True) for s in seeds
-    ]
+    asked = [iterations.dense_requests(seed, longest=3, wider=True) for seed in seeds]
+    wanted = ["\n\n".join(f"{each.prompt} {each.answer}" for each in some) + "\n" for some in asked]
+    assert [each.text for each in texts(given, 5, 3)] == wanted
     given = recipe("small-letter-adapt", ["examples=2", "stepwise=false", "pace=1"])
     drawn = letter_training.adaptation(5, texts=2, questions=given.per_text, deepest=3, first_seed=given.seed)
     assert [each.text for each in texts(given, 5, 3)] == [each.text for each in drawn]

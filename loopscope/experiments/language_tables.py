@@ -18,7 +18,8 @@ from loopscope.files import damaged
 from loopscope.lm import antonym_tests, iteration_tests, letter_walks
 from loopscope.lm.antonyms import LONGEST, TRAINED, is_read_right, is_right
 from loopscope.lm.asking import answers_name, as_texts
-from loopscope.lm.iterations import TASKS, Request, Score, score, tally
+from loopscope.lm.iteration_tasks import TASKS
+from loopscope.lm.iterations import Request, Score, score, tally
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, first_pairs
 from loopscope.lm.letters import NAMES
 from loopscope.stats import Estimate, cluster_bootstrap, sign_test, wilson

@@ -26,7 +26,8 @@ from loopscope.experiments.records import Record, Row
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.antonyms import LONGEST, TRAINED
 from loopscope.lm.asking import answers_name
-from loopscope.lm.iterations import TASKS, Tally, tally
+from loopscope.lm.iteration_tasks import TASKS
+from loopscope.lm.iterations import Tally, tally
 from loopscope.report.contents import Figure, Grid, Section
 from loopscope.report.dots import Spot, dots
 from loopscope.report.figures import Line, lines_in_panels

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopscope.lm import iterations
-from loopscope.lm.iterations import TASKS, TEMPLATES, Request
+from loopscope.lm.iteration_tasks import TASKS, TEMPLATES, starts_of
+from loopscope.lm.iterations import Request
 
 
 @st.composite
@@ -51,7 +52,7 @@ def test_the_first_number_is_read(name, number, after):
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(0, 10**6))
 def test_training_never_starts_where_the_test_does(update, deepest, seed):
     for request in iterations.requests(update, deepest=deepest, seed=seed):
-        assert request.start not in iterations.starts_of(request.task, "test")
+        assert request.start not in starts_of(request.task, "test")
         assert 1 <= request.k <= deepest
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from loopscope.lm import antonyms, iterations, letter_training, letters
+from loopscope.lm import antonyms, iteration_tasks, iterations, letter_training, letters
 from loopscope.lm.tuning.recipes import Recipe
 
 
@@ -113,7 +113,7 @@ def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, S
         for request in antonyms.requests(turn, recipe.seed, depths, recipe.form):
             yield request.prompt, request.stages
     else:
-        rounds = recipe.examples // len(iterations.TASKS)
+        rounds = recipe.examples // len(iteration_tasks.TASKS)
         for number in range(rounds * turn, rounds * (turn + 1)):
             for each in iterations.requests(number, deepest=deepest, seed=recipe.seed, wider=recipe.starts == "wider"):
                 yield each.prompt, _iterated(each)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from loopscope.errors import InputError, nearest
-from loopscope.lm import antonyms, iterations, letter_training
+from loopscope.lm import antonyms, iteration_tasks, iterations, letter_training
 from loopscope.lm.general_text import BACKBONE_SEED, MAP_SEED
 from loopscope.lm.passes import Boundary
 from loopscope.training.recipe import Schedule
@@ -48,7 +48,7 @@ class Recipe:
       what it can do in one pass.  When depth has grown, the pace does, by a half at each level from 1 to `pace`: at
       pace p a run of t loops learns the answer after p t steps, halves left out, so that a loop is not bound to a
       single step.
-    - `starts` of iterations: the published ones that are for training, or as often wider ones (`lm/iterations.py`).
+    - `starts` of iterations: published ones that are for training, or as often wider ones (`lm/iteration_tasks.py`).
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
@@ -156,7 +156,7 @@ class Recipe:
             )
         if self.starts == "wider" and self.task != "iterations":
             raise InputError(f"wider starts are there for iterations, not for {self.task}")
-        if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
+        if self.task == "iterations" and self.text == "questions" and self.examples % len(iteration_tasks.TASKS):
             raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
 
     @property
