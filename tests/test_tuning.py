@@ -434,8 +434,9 @@ def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, nam
 def test_look_up_texts_are_those_of_the_tasks() -> None:
     given = recipe("small-antonym-adapt", ["examples=2", "stepwise=false", "pace=1"])
     seeds = [given.seed + 2 * 5 + j for j in range(2)]
-    told = {"sequences": given.per_text, "form": given.form, "order": "shuffled"}
-    assert [each.text for each in texts(given, 5, 3)] == [antonyms.dense_text(s, longest=3, **told) for s in seeds]
+    turns = [antonyms.dense_turns(s, longest=3, sequences=given.per_text, form=given.form) for s in seeds]
+    wanted = ["".join(turn.before + turn.stages[-1] for turn in some) + "\n" for some in turns]
+    assert [each.text for each in texts(given, 5, 3)] == wanted
     given = recipe("small-iterations-adapt", ["examples=2", "stepwise=false", "pace=1"])
     asked = [iterations.dense_requests(seed, longest=3, wider=True) for seed in seeds]
     wanted = ["\n\n".join(f"{each.prompt} {each.answer}" for each in some) + "\n" for some in asked]

@@ -118,10 +118,6 @@ QUESTIONS = {
 }
 """The two forms of a request, and what each of them asks."""
 
-ORDERS = ("growing", "shuffled")
-"""In which order a dense text asks for the deletions of a sequence."""
-
-
 # ---- cancellation ----------------------------------------------------------------------------------------------------
 
 
@@ -346,45 +342,30 @@ def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[
 
 
 class Turn(NamedTuple):
-    """A part of a dense text: which words it is about, what comes before an answer, and deletions 1, 2, ... to it."""
+    """A part of a text: which words it is about, what comes before an answer, and deletions 1, 2, ... to it."""
 
     words: tuple[str, ...]
     before: str
     stages: tuple[str, ...]
 
 
-def dense_text(seed: int, *, longest: int, sequences: int = 4, form: str = "final-only", order: str = "growing") -> str:
-    """A text of many questions with their answers, to be learned from first token to last before any fine-tuning.
+def dense_turns(seed: int, *, longest: int, sequences: int = 4, form: str = "final-only") -> tuple[Turn, ...]:
+    """The questions of a text with many of them, each with its answer, to be learned from first token to last.
 
-    The turns of `dense_turns`, one after another.
-    """
-    turns = dense_turns(seed, longest=longest, sequences=sequences, form=form, order=order)
-    return "".join(turn.before + turn.stages[-1] for turn in turns) + "\n"
-
-
-def dense_turns(
-    seed: int, *, longest: int, sequences: int = 4, form: str = "final-only", order: str = "growing"
-) -> tuple[Turn, ...]:
-    """The questions of a dense text with their answers.
-
-    `sequences` training sequences, each followed by the questions for deletions 1 to `longest` (1 to 12), every answer
-    behind its question.  In *growing* order each answer stands on the one above it, so a text teaches a single
-    deletion; in *shuffled* order it mostly does not, as in the requests themselves.  InputError for a length or number
-    out of range.
+    `sequences` training sequences, each followed by the questions for deletions 1 to `longest` (1 to 12) in a random
+    order, every answer behind its question.  In growing order each would stand on the one above it, and a text would
+    teach a single deletion.  InputError for a length or number out of range.
     """
     if not 1 <= longest <= len(PAIRS):
         raise InputError(f"longest deletion {longest} is asked for, there are 1 to {len(PAIRS)}")
     if sequences < 1:
         raise InputError(f"a text of {sequences} sequences is asked for: it needs at least 1")
-    _check_choice("order", order, ORDERS)
     source = random.Random(seed)
     turns: list[Turn] = []
     for _ in range(sequences):
         template = source.choice(TRAIN_TEMPLATES)
         request = Request(_drawn(source, "train"), longest, template, form)
-        asked = list(range(1, longest + 1))
-        if order == "shuffled":
-            source.shuffle(asked)
+        asked = source.sample(range(1, longest + 1), longest)
         apart = ("\n\n" if turns else "") + _introduction(request.words, template)
         for k in asked:
             turns.append(Turn(request.words, f"{apart}\n{QUESTIONS[form].format(k=k)} ", request.stages[:k]))

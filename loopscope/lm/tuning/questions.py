@@ -161,7 +161,7 @@ def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
     for seed in range(recipe.seed + recipe.examples * turn, recipe.seed + recipe.examples * (turn + 1)):
         if recipe.task == "antonym":
             asked = {"longest": deepest, "sequences": recipe.per_text}
-            yield (Turn(*turn) for turn in antonyms.dense_turns(seed, **asked, form=recipe.form, order="shuffled"))
+            yield (Turn(*turn) for turn in antonyms.dense_turns(seed, **asked, form=recipe.form))
         else:
             wider = recipe.starts == "wider"
             yield _asked(iterations.dense_requests(seed, longest=deepest, rounds=recipe.per_text, wider=wider))
