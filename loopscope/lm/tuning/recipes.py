@@ -313,7 +313,7 @@ def _smol(made: Recipe, **changes: Any) -> Recipe:
     if made.trains == "weights":
         trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95, "saved": "bf16"}
     else:
-        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 3e-4, "saved": "fp16", "check_every": 250,
+        trained |= {"updates": 1_500, "horizon": 1_500, "rate": 5e-4, "saved": "fp16", "check_every": 250,
                     "stepwise": True, "pace": made.deepest / changes.get("loops", made.loops),
                     "deviations": (*made.deviations, OURS, BY_STEPS)}  # fmt: skip
     common: dict[str, Any] = {
