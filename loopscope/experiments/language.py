@@ -29,7 +29,7 @@ from loopscope.lm.letter_tests import Chosen
 from loopscope.lm.letter_walks import LETTERS as WALKED
 from loopscope.lm.letter_walks import WALKS, measure_walks
 from loopscope.lm.passes import Boundary, LanguageModel, precision_name
-from loopscope.lm.steering import InFull, check_fitted, fitted, load_step
+from loopscope.lm.steering import InFull, check_fitted, load_step
 from loopscope.maps import AffineMap, map_files
 from loopscope.store import Store
 
@@ -163,9 +163,10 @@ def load_language(
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
     loaded = load_step(step, folder, config.get("hidden_size"))
     step_key, weights = map_key(loaded), weights_sha256(folder)
-    check_fitted(step, folder, weights)
-    loops = fitted(step).loops if loops is None else loops
-    model = load_model(folder, loops=loops, boundary=boundary, device=device, dtype=dtype)
+    fitted_in = check_fitted(step, folder, weights)
+    model = load_model(
+        folder, loops=fitted_in if loops is None else loops, boundary=boundary, device=device, dtype=dtype
+    )
     return LanguageSubject(
         name or folder.resolve().name, weights, str(config["model_type"]), model, tokenizer,
         loaded.float().to(device), step_key,

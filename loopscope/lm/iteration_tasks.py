@@ -62,11 +62,16 @@ class Task:
     said: Callable[[State], str] = str
     answered: Callable[[State], str] = str
 
+    @property
+    def wider(self) -> range:
+        """The starts beyond the published ones."""
+        return range(self.starts.stop, self.starts.stop + self.more)
+
     def state(self, start: int, steps: int) -> State:
         """The state after so many steps; InputError for a start that is none or a negative number of steps."""
-        wider = range(self.starts.start, self.starts.stop + self.more)
-        if start not in wider:
-            raise InputError(f"{start} is no start of {self.name}, the starts are {wider.start} to {wider.stop - 1}")
+        if start not in self.starts and start not in self.wider:
+            inside = f"{self.starts.start} to {self.wider.stop - 1}"
+            raise InputError(f"{start} is no start of {self.name}, the starts are {inside}")
         if steps < 0:
             raise InputError(f"{steps} steps are asked for, the number of steps is 0 or more")
         state = self.enter(start)
@@ -204,5 +209,4 @@ def wider_starts(task: str) -> tuple[int, ...]:
     """Starts beyond the published ones that are not where a test start is; none for weekdays."""
     each = task_named(task)
     tested = {each.state(start, 0) for start in starts_of(task, "test")}
-    beyond = range(each.starts.stop, each.starts.stop + each.more)
-    return tuple(start for start in beyond if each.state(start, 0) not in tested)
+    return tuple(start for start in each.wider if each.state(start, 0) not in tested)

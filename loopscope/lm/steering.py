@@ -7,7 +7,6 @@ run(model, tokens, "F J:step F", maps={"step": InFull(step)})
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -49,29 +48,21 @@ def load_step(step: Path, folder: Path, width: object) -> AffineMap:
     return found.requires_grad_(False)
 
 
-class Fitted(NamedTuple):
-    """What a saved map says: the SHA-256 of the weights it was fitted to, and in how many loops."""
+def check_fitted(step: Path, folder: Path, weights: str) -> int | None:
+    """In how many loops a saved map was fitted, where it says so; one may say nothing.
 
-    weights: str | None = None
-    loops: int | None = None
-
-
-def fitted(step: Path) -> Fitted:
-    """What a saved map says of how it was fitted; one may say nothing.  DamagedError where that cannot be read."""
+    InputError where it says that it was fitted to other weights than a folder's, DamagedError where it cannot be read.
+    """
     if not (step / FITTED).is_file():
-        return Fitted()
+        return None
     match read_json(step / FITTED):
-        case {"weights": str(weights), "recipe": {"loops": int(loops)}}:
-            return Fitted(weights, loops)
-        case {"weights": str(weights)}:
-            return Fitted(weights)
+        case {"weights": str(found), **rest}:
+            if found != weights:
+                told, there = (f"{each[:12]}..." for each in (found, weights))
+                raise InputError(f"{step} was fitted to weights of SHA-256 {told}, but those of {folder} have {there}")
         case _:
             raise damaged(step / FITTED, "the weights that a map was fitted to", "something else")
-
-
-def check_fitted(step: Path, folder: Path, weights: str) -> None:
-    """InputError where a saved map says that it was fitted to other weights than a folder's."""
-    found = fitted(step).weights
-    if found is not None and found != weights:
-        told, there = (f"{each[:12]}..." for each in (found, weights))
-        raise InputError(f"{step} was fitted to weights of SHA-256 {told}, but those of {folder} have {there}")
+    match rest:
+        case {"recipe": {"loops": int(loops)}}:
+            return loops
+    return None

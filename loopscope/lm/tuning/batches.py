@@ -110,7 +110,7 @@ def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = Tr
         question = {"role": "user", "content": each.prompt}
         start = tokenizer.render([question], enable_thinking=False)
         texts.append(start)
-        for answer in (each.answer, *(one.answer for one in each.earlier)):
+        for answer in each.answers:
             said = {"role": "assistant", "content": answer}
             whole = tokenizer.render([question, said], answer=False, enable_thinking=False)
             if not whole.startswith(start):
@@ -121,8 +121,12 @@ def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = Tr
     encoded = iter(tokenizer.encode_many(texts))
     rows = []
     for each in asked:
-        before, rest = next(encoded), next(encoded)
-        earlier = tuple(Reading(_to_the_first_other(next(encoded), rest), one.loops, one.depth) for one in each.earlier)
+        before = next(encoded)
+        after = {answer: next(encoded) for answer in each.answers}
+        rest = after[each.answer]
+        earlier = tuple(
+            Reading(_to_the_first_other(after[one.answer], rest), one.loops, one.depth) for one in each.earlier
+        )
         rows.append(Row((*before, *rest), len(before), each.loops, ((len(before), each.depth),), earlier))
     return rows
 

@@ -86,17 +86,17 @@ class Objective(nn.Module):
         A row takes no more steps than it needs.
         """
         program = self.program(unit.loops[0])
-        steps = [len(self.program(loops).steps) for loops in unit.loops]
+        steps = {loops: len(self.program(loops).steps) for loops in unit.reads}
         found = states(
             self.model,
             unit.tokens,
             program,
             maps={} if self.step is None else {MAP: self.steer},
-            examples=[sum(mine > before for mine in steps) for before in range(len(program.steps))],
+            examples=[sum(steps[loops] > before for loops in unit.loops) for before in range(len(program.steps))],
             recompute=self.recompute and torch.is_grad_enabled(),
             compiled=self.compiled,
         )
-        return torch.cat([found[program.points[len(self.program(loops).steps)]] for loops in unit.reads])
+        return torch.cat([found[program.points[steps[loops]]] for loops in unit.reads])
 
     def _cost(
         self, h: Float[Tensor, "n d"], targets: Int[Tensor, " n"], weights: Float[Tensor, " n"]

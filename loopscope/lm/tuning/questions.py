@@ -32,6 +32,11 @@ class Example:
     depth: int
     earlier: tuple[Earlier, ...] = ()
 
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All of its answers, each once."""
+        return tuple(dict.fromkeys((self.answer, *(each.answer for each in self.earlier))))
+
 
 @dataclass(frozen=True)
 class Text:
