@@ -80,7 +80,7 @@ def test_examples_are_those_of_the_tasks() -> None:
 def test_a_map_by_steps_learns_after_every_loop_that_has_a_map(task: str) -> None:
     by_step = recipe(f"smol-{task}-map")
     whole = replace(by_step, stepwise=False, pace=1.0)
-    runs = by_step.steered_runs
+    runs = by_step.read_after
     assert runs == {"antonym": (1, 2, 3, 4)}.get(task, (2, 3, 4, 5, 6, 7, 8))
     for mine, plain in zip(examples(by_step, 3), examples(whole, 3), strict=True):
         assert replace(mine, earlier=()) == plain
@@ -97,6 +97,18 @@ def test_a_map_by_steps_learns_after_every_loop_that_has_a_map(task: str) -> Non
         assert list(examples(by_step, 0)[7].earlier) == wanted
         faster = examples(replace(by_step, loops=4, pace=2.0), 0)[7]
         assert list(faster.earlier) == [(letter.taker(letter.start, 2 * loops), loops, 2 * loops) for loops in (2, 3)]
+
+
+def test_weights_by_steps_learn_after_every_loop_of_one_run() -> None:
+    by_step = recipe("smol-letter")
+    asked = examples(by_step, 0)
+    assert len(asked) == by_step.examples
+    for mine, letter in zip(asked, letter_training.training(letter_training.Stage(by_step.seed, 40, 4), 0), strict=True):
+        assert (mine.loops, mine.depth, mine.answer) == (4, letter.k, letter.taker(letter.start, letter.k))
+        steps = [min(loops, letter.k) for loops in (1, 2, 3)]
+        wanted = [(letter.taker(letter.start, most), loops, most) for loops, most in zip((1, 2, 3), steps, strict=True)]
+        assert list(mine.earlier) == wanted
+    assert {each.earlier for each in examples(recipe("smol-letter", ["stepwise=false"]), 0)} == {()}
 
 
 def test_earlier_answers_are_learned_as_far_as_they_follow_the_same_text(folder: Path) -> None:
@@ -300,7 +312,7 @@ def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, nam
         wanted.update(depth for each in texts(given, 3, 2) for _, depth in each.answers)
         assert all(each.text[place - 1] in " \n" for each in texts(given, 3, 2) for place, _ in each.answers)
     else:
-        wanted.update(each.depth for each in examples(given, 3, 2))
+        wanted.update(one.depth for each in examples(given, 3, 2) for one in (each, *each.earlier))
     assert Counter(depth for unit in found for depth in unit.depths.tolist()) == wanted
     assert set(wanted) == {1, 2}
     for unit in found:

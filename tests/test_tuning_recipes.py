@@ -45,7 +45,6 @@ def test_numbers_of_the_paper() -> None:
         ("share=1", "from 0 to below 1"),
         ("optimiser=adma", "(nearest: adamw)"),
         ("boundary=nrom", "boundary=nrom is none"),
-        ("stepwise=true", "takes questions of antonyms or look-ups, not questions of letter"),
         ("starts=wider", "wider starts are there for iterations, not for letter"),
         ("horizon=20", "must come after 50 updates"),
         ("beta2=1", "beta2 is from 0 to below 1"),

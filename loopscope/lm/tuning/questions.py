@@ -102,7 +102,7 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
         )
     made = []
     for prompt, stages in asked:
-        steps = {loops: min(len(stages), int(recipe.pace * loops)) for loops in recipe.steered_runs}
+        steps = {loops: min(len(stages), int(recipe.pace * loops)) for loops in recipe.read_after}
         *earlier, (answer, loops, depth) = (Earlier(stages[depth - 1], loops, depth) for loops, depth in steps.items())
         made.append(Example(prompt, answer, loops, depth, tuple(earlier)))
     return tuple(made)

@@ -39,9 +39,10 @@ class Recipe:
     - `deepest` is the largest depth asked for, reached from 1 in levels of one every `grow_every` updates (0: at once).
       With `grow_at`, the next level is taken only if in those updates this share of the answers at the present deepest
       depth began right, each looked at before it was learned from; otherwise the level stays for as many updates more.
-    - `stepwise`: a run of t loops learns the answer after step t.  Of questions, each is learned so `deepest` times; if
-      a map is fitted, a question is run once and learned after every loop that has a map before or after it, after loop
-      t with the answer of at most `pace` t steps.  So the map is told what each loop must do, not only what all must.
+    - `stepwise`: a run of t loops learns the answer after step t.  A question is run once and learned after every loop,
+      or, if a map is fitted, after every loop that has a map before or after it: after loop t with the answer of at
+      most `pace` t steps.  So weights or a map are told what each loop must do, not only what all must.  A question of
+      antonyms that weights are trained on is run `deepest` times instead, as in the paper.
       Of look-ups, half of the texts are run for d loops, d the largest depth asked for, the others for 1 to d in turn,
       and every answer in a text is the one after at most as many steps; the general text beside is run for d loops.
       So a loop is taught a step, not only a whole run all of its steps, and a model which was never looped begins with
@@ -140,8 +141,6 @@ class Recipe:
         steered = self.trains == "map"
         if self.stepwise and self.deepest > self.loops * (self.pace if steered else 1):
             raise InputError(f"stepwise learning takes a loop per step, not {self.deepest} steps in {self.loops} loops")
-        if self.stepwise and self.text == "questions" and self.task != "antonym" and not steered:
-            raise InputError(f"stepwise learning takes questions of antonyms or look-ups, not questions of {self.task}")
         if self.stepwise and self.text == "look-ups" and self.general != "beside":
             raise InputError("stepwise learning of look-ups takes general text beside them, not instead")
         if not 1 <= self.pace <= self.deepest or 2 * self.pace % 1:
@@ -172,12 +171,12 @@ class Recipe:
     @property
     def every_stage(self) -> bool:
         """Whether each question is learned as often as it has steps, by runs of 1, 2, ... loops."""
-        return self.stepwise and (self.text, self.trains) == ("questions", "weights")
+        return self.stepwise and (self.text, self.trains, self.task) == ("questions", "weights", "antonym")
 
     @property
-    def steered_runs(self) -> tuple[int, ...]:
-        """Numbers of loops that a map has acted in or after."""
-        return tuple(range(2 if self.placement == "between" else 1, self.loops + 1))
+    def read_after(self) -> tuple[int, ...]:
+        """Loops after which a question is learned stepwise: of a map, those that it has acted in or after."""
+        return tuple(range(2 if (self.trains, self.placement) == ("map", "between") else 1, self.loops + 1))
 
     def level_at(self, update: int) -> int:
         """The level of an update, counted from 0; with `grow_at`, the highest that it could be."""
@@ -203,7 +202,7 @@ class Recipe:
 WORDING = "the wording of the prompts is ours; the reference gives its own by a sketch"
 GENERAL = "general text is prose and code of this Python unless --text gives other files"
 OURS = "beyond the published protocol: a small model that was never looped"
-BY_STEPS = "the map learns after fewer loops, too, with answers after fewer steps; stepwise=false leaves that out"
+BY_STEPS = "learned after fewer loops, too, with answers after fewer steps; stepwise=false leaves that out"
 _ALWAYS = (WORDING, GENERAL)
 
 
@@ -336,7 +335,8 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
 _PUBLISHED = (letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map())
 _SMOL = (
     _adapt("letter", 24, 10), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
-    _smol(letter()), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
+    _smol(letter(), rate=5e-5, stepwise=True, deviations=(*_ALWAYS, OURS, BY_STEPS)),
+    _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
     _smol(letter_map(), loops=8, about="a dense J before loops 2-8 of `smol-letter`: 1-8 transfers; small",
           deviations=(*_ALWAYS, OURS, BY_STEPS, "eight loops, one for every transfer; four in the reference")),
     _smol(antonym_map()), _smol(iterate_map(), checked=4),
