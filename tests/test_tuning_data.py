@@ -72,8 +72,10 @@ def test_examples_are_those_of_the_tasks() -> None:
     assert [each.loops for each in stepwise] == [1, 2, 3, 4] * 8
     wanted = [answer for r in antonyms.backbone_requests(3, "stepwise") for answer in r.stages]
     assert [each.answer for each in stepwise] == wanted
-    drawn = [each.answer for each in examples(recipe("smol-iterations"), 1)]
-    assert drawn == [r.answer for update in range(8, 16) for r in iterations.requests(update, wider=True)]
+    for starts in ("published", "wider"):
+        drawn = [each.answer for each in examples(recipe("smol-iterations", [f"starts={starts}"]), 1)]
+        wanted = [iterations.requests(update, wider=starts == "wider") for update in range(8, 16)]
+        assert drawn == [request.answer for some in wanted for request in some]
 
 
 @pytest.mark.parametrize("task", ["letter", "antonym", "iterations"])
@@ -103,7 +105,9 @@ def test_weights_by_steps_learn_after_every_loop_of_one_run() -> None:
     by_step = recipe("smol-letter")
     asked = examples(by_step, 0)
     assert len(asked) == by_step.examples
-    for mine, letter in zip(asked, letter_training.training(letter_training.Stage(by_step.seed, 40, 4), 0), strict=True):
+    for mine, letter in zip(
+        asked, letter_training.training(letter_training.Stage(by_step.seed, 40, 4), 0), strict=True
+    ):
         assert (mine.loops, mine.depth, mine.answer) == (4, letter.k, letter.taker(letter.start, letter.k))
         steps = [min(loops, letter.k) for loops in (1, 2, 3)]
         wanted = [(letter.taker(letter.start, most), loops, most) for loops, most in zip((1, 2, 3), steps, strict=True)]
@@ -333,7 +337,7 @@ def test_look_up_texts_are_those_of_the_tasks() -> None:
     turns = [antonyms.dense_turns(s, longest=3, sequences=given.per_text, form=given.form) for s in seeds]
     wanted = ["".join(turn.before + turn.stages[-1] for turn in some) + "\n" for some in turns]
     assert [each.text for each in texts(given, 5, 3)] == wanted
-    given = recipe("small-iterations-adapt", ["examples=2", "stepwise=false", "pace=1"])
+    given = recipe("small-iterations-adapt", ["examples=2", "stepwise=false", "pace=1", "starts=wider"])
     asked = [iterations.dense_requests(seed, longest=3, wider=True) for seed in seeds]
     wanted = ["\n\n".join(f"{each.prompt} {each.answer}" for each in some) + "\n" for some in asked]
     assert [each.text for each in texts(given, 5, 3)] == wanted

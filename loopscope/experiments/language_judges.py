@@ -1,8 +1,8 @@
 """Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
 
 Where several models were measured, those measured just now come first, and of these the largest counts; of several as
-large, one whose loops end as the published model's do, and then the first by name.  A claim about what destroys or
-repairs an answer is not judged where there is nothing to destroy or repair.
+large, one whose loops end as the published model's do, then the one asked most, and then the first by name.  A claim
+about what destroys or repairs an answer is not judged where there is nothing to destroy or repair.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def _largest(evidence: Evidence, records: Iterable[Record]) -> Record | None:
     """The record that counts."""
 
     def rank(record: Record) -> tuple[bool, int, bool, int]:
-        answers = sum(each.numel() for found in record.predictions.values() for each in found.values())
+        answers = sum(len(each) for found in record.predictions.values() for each in found.values())
         as_published = record.settings.get("boundary") == LANGUAGE[record.experiment].boundary
         return evidence.is_fresh(record), int(record.notes["model"]["parameters"]), as_published, answers
 
-    return max(records, key=rank, default=None)
+    return max(sorted(records, key=lambda each: each.facts.name), key=rank, default=None)
 
 
 def _letters(evidence: Evidence, test: str) -> Record | None:

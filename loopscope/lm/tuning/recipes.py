@@ -285,7 +285,7 @@ def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_tex
     )  # fmt: skip
     # Of letters and iterations, a map has a loop for every step.
     if task == "iterations":  # five tasks, of unlike difficulty
-        return replace(found, checked=8, pace=1.0, starts="wider")
+        return replace(found, checked=8, pace=1.0)
     return replace(found, pace=1.0) if task == "letter" else found
 
 
@@ -322,8 +322,6 @@ def _smol(made: Recipe, **changes: Any) -> Recipe:
         "gate": 0.93,
         "deviations": (*made.deviations, OURS),
     }
-    if made.task == "iterations":
-        common["starts"] = "wider"
     about = made.about.replace(" `", " `smol-")
     return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
 
