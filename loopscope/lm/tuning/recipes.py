@@ -275,18 +275,15 @@ def iterate_map() -> Recipe:
 # ---- a small model ---------------------------------------------------------------------------------------------------
 
 
-def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_text: int) -> Recipe:
+def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_text: int, **changes: Any) -> Recipe:
     found = Recipe(
         f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
         task, loops=4, updates=2_000, examples=texts, micro=texts, rate=3e-4, horizon=2_000, warmup=100, beta2=0.95,
         decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=50,
-        grow_at=0.8, stepwise=True, pace=2.0, text="look-ups", per_text=per_text, averaging="token", emphasis=10.0,
+        grow_at=0.8, stepwise=True, text="look-ups", per_text=per_text, averaging="token", emphasis=10.0,
         check_every=100, gate=0.9, saved="bf16", deviations=(OURS,),
     )  # fmt: skip
-    # Of letters and iterations, a map has a loop for every step.
-    if task == "iterations":  # five tasks, of unlike difficulty
-        return replace(found, checked=8, pace=1.0)
-    return replace(found, pace=1.0) if task == "letter" else found
+    return replace(found, **changes)
 
 
 def _small(made: Recipe) -> Recipe:
@@ -306,24 +303,19 @@ def _small(made: Recipe) -> Recipe:
     return replace(found, horizon=found.updates, micro=found.examples)
 
 
-def _smol(made: Recipe, **changes: Any) -> Recipe:
-    """A recipe of the paper with batches and rates for a small model."""
+def _smol(made: Recipe, *deviations: str, **changes: Any) -> Recipe:
+    """A recipe of the paper with batches and rates for a small model; `deviations` are named beside those of all."""
     trained: dict[str, Any] = {"examples": 40, "micro": 40, "averaging": "sequence", "check_every": 100}
     if made.trains == "weights":
         trained |= {"updates": 600, "horizon": 600, "rate": 1e-4, "optimiser": "adamw", "beta2": 0.95, "saved": "bf16"}
     else:
         trained |= {"updates": 1_500, "horizon": 1_500, "rate": 5e-4, "saved": "fp16", "check_every": 250,
-                    "stepwise": True, "pace": made.deepest / changes.get("loops", made.loops),
-                    "deviations": (*made.deviations, OURS, BY_STEPS)}  # fmt: skip
-    common: dict[str, Any] = {
-        "warmup": 50,
-        "general": "beside",
-        "share": 0.2,
-        "gate": 0.93,
-        "deviations": (*made.deviations, OURS),
-    }
+                    "stepwise": True, "pace": made.deepest / changes.get("loops", made.loops)}  # fmt: skip
+    common = {"warmup": 50, "general": "beside", "share": 0.2, "gate": 0.93, "name": f"smol-{made.name}"}
     about = made.about.replace(" `", " `smol-")
-    return replace(made, **{**common, **trained, "name": f"smol-{made.name}", "about": f"{about}; small", **changes})
+    found = replace(made, **{**common, **trained, "about": f"{about}; small", **changes})
+    by_steps = (BY_STEPS,) * (found.stepwise and not made.stepwise)
+    return replace(found, deviations=(*made.deviations, OURS, *by_steps, *deviations))
 
 
 def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
@@ -332,11 +324,12 @@ def _listed(*recipes: Recipe) -> Mapping[str, Recipe]:
 
 _PUBLISHED = (letter(), antonym_final(), antonym_stepwise(), iterate(), letter_map(), antonym_map(), iterate_map())
 _SMOL = (
-    _adapt("letter", 24, 10), _adapt("antonym", 16, 3), _adapt("iterations", 16, 1),
-    _smol(letter(), rate=5e-5, stepwise=True, deviations=(*_ALWAYS, OURS, BY_STEPS)),
-    _smol(antonym_final()), _smol(antonym_stepwise(), examples=16), _smol(iterate(), checked=8),
-    _smol(letter_map(), loops=8, about="a dense J before loops 2-8 of `smol-letter`: 1-8 transfers; small",
-          deviations=(*_ALWAYS, OURS, BY_STEPS, "eight loops, one for every transfer; four in the reference")),
+    # Of letters and iterations, a map has a loop for every step.  Iterations are five tasks, of unlike difficulty.
+    _adapt("letter", 24, 10), _adapt("antonym", 16, 3, pace=2.0), _adapt("iterations", 16, 1, checked=8),
+    _smol(letter(), rate=5e-5, stepwise=True), _smol(antonym_final()), _smol(antonym_stepwise(), examples=16),
+    _smol(iterate(), checked=8),
+    _smol(letter_map(), "eight loops, one for every transfer; four in the reference", loops=8,
+          about="a dense J before loops 2-8 of `smol-letter`: 1-8 transfers; small"),
     _smol(antonym_map()), _smol(iterate_map(), checked=4),
 )  # fmt: skip
 
