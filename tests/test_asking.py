@@ -87,6 +87,18 @@ def test_depths_are_asked_with_and_without_the_map(at: At) -> None:
     assert as_texts(found["template 0, J"]) != as_texts(found["template 0, no map"])
 
 
+def test_a_map_for_more_loops_is_compared_with_the_backbone_as_it_was_trained(at: At, tmp_path: Path) -> None:
+    _, tokenizer, step = at
+    worded_folder(tmp_path / "model")
+    model = load(tmp_path / "model", loops=6).double()
+    found = antonym_tests.measure_depths(model, tokenizer, step, sequences=3, batch=8)
+    asked_for = [request.prompt for request in antonym_tests.depth_requests(5, 3)]
+    native, further = (replies(model, tokenizer, asked_for, F**loops, new=16, batch=8) for loops in (4, 6))
+    assert as_texts(found["template 5, no map"]) == as_texts(as_bytes(native)) != as_texts(as_bytes(further))
+    steered = replies(model, tokenizer, asked_for, after_each("x", 6), new=16, maps={"x": step}, batch=8)
+    assert as_texts(found["template 5, J"]) == as_texts(as_bytes(steered))
+
+
 @pytest.mark.parametrize(("form", "requests"), [("final-only", 4 * 3), ("stepwise", 3)])
 def test_readouts_truncated_and_chosen_begin_alike(at: At, form: str, requests: int) -> None:
     """Both read the same h_t at the prompt's last row; the whole of the last loop is the same."""

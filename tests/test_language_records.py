@@ -260,6 +260,17 @@ def test_antonyms(final: tuple[int, int] | None, stepwise: tuple[int, int] | Non
         assert found["antonym.steer"].backbones == ("final-only", "stepwise")
 
 
+def test_supervisions_are_compared_at_one_size() -> None:
+    """A larger model that has one of them alone does not count, unless no size has both."""
+    large, small = (antonyms("final-only", right, 255) for right in (20, 251))
+    small, stepwise = (
+        replace(each, notes={**each.notes, "model": {**ABOUT["model"], "parameters": 15_747_328}})
+        for each in (small, antonyms("stepwise", 20, 64))
+    )
+    assert verdicts(large, small, stepwise)["antonym.steer"].ours == "98.0 vs 7.8"
+    assert verdicts(small, large)["antonym.steer"].ours == "7.8 vs not run"
+
+
 def test_two_backbones_may_have_one_name() -> None:
     both = [antonyms("final-only", 251, 255), antonyms("stepwise", 20, 64)]
     alike = [replace(each, facts=replace(each.facts, name="model", key=each.facts.name)) for each in both]

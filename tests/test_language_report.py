@@ -317,6 +317,18 @@ def test_walks_are_drawn_by_the_transfers_asked_for() -> None:
     assert {row.name: row.estimate.value for row in steered.rows}["k = 8, loop 4: 8"] == 0.5
 
 
+def test_a_walker_that_forgets_beyond_its_trained_loops_is_read_where_it_was_trained() -> None:
+    """Eight loops: with J all is right at the eighth; without J at the fourth, after which nobody is named."""
+    depths, loops = torch.arange(1, 9).repeat_interleave(10), torch.arange(1, 9)
+    steered = torch.minimum(loops, depths[:, None]).to(torch.uint8)
+    native = torch.where(loops <= 4, steered, 255).to(torch.uint8)
+    said = {answers_name(t, with_j): steered if with_j else native for t in (0, 5) for with_j in (False, True)}
+    made = record("letters", {"walks": said}, {"set": "walks", "letters": 10})
+    (drawn,) = section("letters", replace(made, facts=replace(made.facts, loops=8))).figures
+    assert "(135M), no map: 100.0 at 1, 100.0 at 2, 100.0 at 3, 100.0 at 4, 0.0 at 5, " in drawn.description
+    assert "(135M), J: " + "".join(f"100.0 at {k}, " for k in range(1, 8)) + "100.0 at 8" in drawn.description
+
+
 def test_a_search_alone_is_shown() -> None:
     made = section("letters", searched())
     assert [each.name for each in made.figures] == ["letters-search", "letters-heads"]

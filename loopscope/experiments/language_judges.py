@@ -1,8 +1,9 @@
 """Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
 
 Where several models were measured, those measured just now come first, and of these the largest counts; of several as
-large, one whose loops end as the published model's do, then the one asked most, and then the first by name.  A claim
-about what destroys or repairs an answer is not judged where there is nothing to destroy or repair.
+large, one whose loops end as the published model's do, then the one asked most, and then the first by name.  A claim on
+two ways to supervise is judged on models of one size, the largest that has both.  A claim about what destroys or
+repairs an answer is not judged where there is nothing to destroy or repair.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS, parameters_of
 from loopscope.experiments.language_tables import (
     broken,
     depth_right,
@@ -26,6 +27,7 @@ from loopscope.experiments.language_tables import (
     share,
 )
 from loopscope.experiments.records import Record, Row, percent
+from loopscope.lm.antonym_tests import FORMS
 from loopscope.lm.antonyms import LONGEST, TRAINED
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING
 
@@ -42,7 +44,7 @@ def _largest(evidence: Evidence, records: Iterable[Record]) -> Record | None:
     def rank(record: Record) -> tuple[bool, int, bool, int]:
         answers = sum(len(each) for found in record.predictions.values() for each in found.values())
         as_published = record.settings.get("boundary") == LANGUAGE[record.experiment].boundary
-        return evidence.is_fresh(record), int(record.notes["model"]["parameters"]), as_published, answers
+        return evidence.is_fresh(record), parameters_of(record), as_published, answers
 
     return max(sorted(records, key=lambda each: each.facts.name), key=rank, default=None)
 
@@ -148,13 +150,28 @@ def restore(evidence: Evidence) -> Finding | None:
 # ---- antonyms --------------------------------------------------------------------------------------------------------
 
 
-def _supervised(evidence: Evidence, form: str) -> Record | None:
-    return _largest(evidence, (each for each in evidence.every(ANTONYMS) if each.settings["supervision"] == form))
+def _supervised(evidence: Evidence) -> dict[str, Record]:
+    """By supervision, the record that counts: two of models of one size, where some size has both.
+
+    A claim compares how models were trained, so it is not judged on a large model here and a small one there.
+    """
+
+    def of_size(size: int) -> dict[str, Record]:
+        alike = [each for each in evidence.every(ANTONYMS) if parameters_of(each) == size]
+        by_form = {form: [each for each in alike if each.settings["supervision"] == form] for form in FORMS}
+        return {form: found for form, some in by_form.items() if (found := _largest(evidence, some)) is not None}
+
+    sizes = {parameters_of(each) for each in evidence.every(ANTONYMS)}
+    found = [(size, of_size(size)) for size in sizes]
+    return max(
+        found, key=lambda each: (any(map(evidence.is_fresh, each[1].values())), len(each[1]), each[0]), default=(0, {})
+    )[1]
 
 
 def native(evidence: Evidence) -> Finding | None:
     """Stepwise: deletion t after t loops, in the worst loop; final-only: the answer at loop 3.  At least 90 % each."""
-    stepwise, final = _supervised(evidence, "stepwise"), _supervised(evidence, "final-only")
+    both = _supervised(evidence)
+    stepwise, final = both.get("stepwise"), both.get("final-only")
     used = [record for record in (stepwise, final) if record is not None]
     if not used:
         return None
@@ -177,7 +194,8 @@ def native(evidence: Evidence) -> Finding | None:
 
 def antonym_steer(evidence: Evidence) -> Finding | None:
     """With J at depths 5 to 8: final-only at least 70 %, stepwise at most 30 %."""
-    final, stepwise = _supervised(evidence, "final-only"), _supervised(evidence, "stepwise")
+    both = _supervised(evidence)
+    final, stepwise = both.get("final-only"), both.get("stepwise")
     used = [record for record in (final, stepwise) if record is not None]
     if not used:
         return None

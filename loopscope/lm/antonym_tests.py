@@ -2,7 +2,8 @@
 
 **Depths.**  The 64 panel sequences, asked for deletions 1 to 8 with and without J, in a trained and in the held-out
 wording.  Both backbones are asked in the stepwise form, in which their maps are fitted.  J stands after every loop, the
-last included.
+last included; a map may be for more loops than the four that backbones are trained in.  Without J those four are made:
+beyond them a backbone forgets what it has.
 
 **Native readouts.**  Without J, each backbone in the form it was trained on.  A final-only backbone is asked for
 deletion k = 1 to 4 and should say it; a stepwise backbone is asked for 4 and should say deletion t after loop t.  The
@@ -96,8 +97,8 @@ def measure_depths(
     for template in TEMPLATES:
         questions = [request.prompt for request in depth_requests(template, sequences)]
         runs = {
-            answers_name(template, steered): (after_each(STEP, model.loops) if steered else F**model.loops, "last")
-            for steered in (False, True)
+            answers_name(template, False): (F ** min(TRAINED, model.loops), "last"),
+            answers_name(template, True): (after_each(STEP, model.loops), "last"),
         }
         found |= replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps=maps, batch=batch, tell=tell)
     return found

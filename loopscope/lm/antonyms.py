@@ -78,7 +78,7 @@ LONGEST = 8
 """The longest request of the study, and how many deletions must reach depth 3."""
 
 TRAINED = 4
-"""The longest request a backbone is trained on."""
+"""The longest request a backbone is trained on, and how many loops it is trained in."""
 
 VALIDATION_SEEDS = range(9_100_000, 9_200_000)
 """Seeds that draw from the validation topologies; all others draw from the training topologies."""

@@ -26,7 +26,7 @@ from loopscope.protocol import TokenMap, device_of
 
 WALKS = "walks"
 LONGEST, TRAINED = MAP.deepest, BACKBONE.deepest
-"""Transfers that are asked for, and those that backbones were trained on."""
+"""Transfers that are asked for, and those that backbones were trained on, in as many loops."""
 
 TEMPLATES = (0, HELD_OUT_TEMPLATE)
 LETTERS = 64

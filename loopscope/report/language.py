@@ -93,9 +93,9 @@ def _depths(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> Fig
         rows = rows_of(evidence, record, f"Antonyms, {form}: depths")
         panels[f"{form}: {label}"] = by_depth(rows, antonym_tests.TEMPLATES)
     caption = (
-        "Right replies by the deletion that was asked for, with 95 % intervals. Dashed: a wording that neither "
-        "backbone nor map was trained on. Diamonds: the paper's, in the trained wording. Grey: deletions that "
-        "backbones were trained on."
+        "Right replies by the deletion that was asked for, with 95 % intervals; without a map, after the four loops "
+        "that backbones were trained in. Dashed: a wording that neither backbone nor map was trained on. Diamonds: the "
+        "paper's, in the trained wording. Grey: deletions that backbones were trained on."
     )
     return lines_in_panels("antonyms-depths", "How deep J leads", caption, panels, "deletion k", SHADED)
 

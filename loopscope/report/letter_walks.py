@@ -22,8 +22,8 @@ def walks_figure(evidence: Evidence, found: Mapping[str, Record]) -> Figure:
         for label, record in found.items()
     }
     caption = (
-        "Right answers by the transfers that were asked for, with 95 % intervals. Dashed: a wording that neither "
-        "backbone nor map was trained on. Diamonds: the paper's, in the trained wording, of 16 graphs. Grey: transfers "
-        "that backbones were trained on."
+        "Right answers by the transfers that were asked for, with 95 % intervals; without a map, after the four loops "
+        "that backbones were trained in. Dashed: a wording that neither backbone nor map was trained on. Diamonds: the "
+        "paper's, in the trained wording, of 16 graphs. Grey: transfers that backbones were trained on."
     )
     return lines_in_panels("letters-walks", "How far J leads", caption, panels, "transfers k", SHADED)
