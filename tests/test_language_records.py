@@ -26,7 +26,8 @@ from loopscope.experiments.language import (
     scale_of,
     selection_of,
 )
-from loopscope.experiments.language_tables import PAPER_LONG, tables, walked
+from loopscope.experiments.language_tables import PAPER_LONG, tables
+from loopscope.experiments.letter_tables import walked
 from loopscope.experiments.records import Facts, Record, records
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.asking import answers_name, as_bytes
@@ -154,6 +155,14 @@ def test_only_broken_answers_can_be_repaired(selected: int, comparison: int, exp
     assert (verdicts(whole)["letter.restore"].verdict, verdicts(whole)["letter.restore"].ours) == (
         NOT_RUN, "no answer was broken",
     )  # fmt: skip
+
+
+def test_where_all_heads_were_chosen_there_are_none_to_compare() -> None:
+    steering = {name: count for name, count in PAPER_STEERING.items() if name != "comparison"}
+    restoration = {name: count for name, count in PAPER_RESTORATION.items() if name != "comparison"}
+    found = verdicts(letters("steering", steering), letters("restoration", restoration))
+    assert found["letter.controls"].verdict == found["letter.restore"].verdict == NOT_RUN
+    assert found["letter.restore"].ours == "249/249; too many were chosen to leave heads to compare"
 
 
 def test_without_heads_only_steering_itself_is_judged() -> None:

@@ -329,6 +329,20 @@ def test_a_walker_that_forgets_beyond_its_trained_loops_is_read_where_it_was_tra
     assert "(135M), J: " + "".join(f"100.0 at {k}, " for k in range(1, 8)) + "100.0 at 8" in drawn.description
 
 
+def test_what_patterns_lead_to_is_drawn_loop_by_loop() -> None:
+    """Of 256 pairs, patched runs go with the steered one in all at loop 2, in half at loop 3, in none at loop 4."""
+    made = letters("steering", PAPER_STEERING)
+    steered = torch.arange(256)[:, None].remainder(5).expand(-1, 4).to(torch.uint8)
+    rescue = steered.clone()
+    rescue[:128, 2], rescue[:, 3] = 9, 9
+    said = {"unsteered": torch.full_like(steered, 9), "steered": steered, "rescue": rescue}
+    found = section("letters", replace(made, predictions={**made.predictions, "steering-by-loop": said}))
+    drawn = figure(found, "letters-along")
+    assert told(drawn, "(135M), patterns of the chosen heads") == {1: 100.0, 2: 100.0, 3: 50.0, 4: 0.0}
+    assert told(drawn, "(135M), nothing") == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}
+    assert "letters-along" not in {each.name for each in section("letters", made).figures}
+
+
 def test_a_search_alone_is_shown() -> None:
     made = section("letters", searched())
     assert [each.name for each in made.figures] == ["letters-search", "letters-heads"]

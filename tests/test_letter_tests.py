@@ -66,6 +66,20 @@ def test_steering_rides_on_the_planted_patterns() -> None:
     assert found.errors == {"self-pattern": 0.0, "self-output": 0.0}
 
 
+def test_the_steering_test_says_whom_every_loop_names() -> None:
+    """The planted walker makes two transfers a loop, of which the late one rides on patterns; without J one loop's."""
+    found = measured(STEERING)
+    for name, transfers in (
+        ("unsteered", (2, 2, 2, 2)), ("steered", (2, 4, 6, 8)), ("damage", (2, 4, 6, 7)), ("rescue", (2, 2, 2, 8)),
+    ):  # fmt: skip
+        expected = torch.stack([after(STEERING, each) for each in transfers], 1)
+        assert torch.equal(found.by_loop[name], expected), name
+    assert {name: each[:, -1].tolist() for name, each in found.by_loop.items()} == {
+        name: each.tolist() for name, each in found.first.items()
+    }
+    assert not measured(CONTENT).by_loop
+
+
 def test_patterns_reroute_and_outputs_transfer() -> None:
     found = measured(CONTENT)
     B, D, E = (truth(CONTENT, which) for which in "BDE")
@@ -149,8 +163,13 @@ def test_random_weights_obey_the_identities_and_the_plain_run(test: str) -> None
     inputs = {name: question_tokens(Words(), each) for name, each in letters.items()}
     for name, row in conditions(test, 3, at.chosen).items():
         h = plain_run(at.model, inputs, row.program, maps={STEP: at.step}, name=row.input).states
-        best = at.model.read(h[row.program.points[-1]][:, -1]).argmax(-1).tolist()
-        assert found.first[name].tolist() == [t - FIRST_NAME if t >= FIRST_NAME else OTHER for t in best], name
+        said = []
+        for point in ("h1", "h2", "h3"):
+            best = at.model.read(h[point][:, -1]).argmax(-1).tolist()
+            said.append([t - FIRST_NAME if t >= FIRST_NAME else OTHER for t in best])
+        assert found.first[name].tolist() == said[-1], name
+        if test == STEERING:
+            assert found.by_loop[name].T.tolist() == said, name
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------

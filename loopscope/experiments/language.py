@@ -44,8 +44,8 @@ LETTER_TESTS = (WALKS, *letter_tests.TESTS)
 REPLIES = {"test": ITERATIONS, "train": "trained-starts"}
 """Where the record of iterations has the replies to requests from held-out and from trained starts."""
 
-WHOLE = "-whole"
-"""Behind the name of a set of pairs: answers by whole generations."""
+WHOLE, BY_LOOP = "-whole", "-by-loop"
+"""Behind the name of a set of pairs: answers by whole generations; by first tokens after every loop."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,10 @@ def _letters(
         found = letter_tests.measure(
             subject.model, subject.tokenizer, subject.steering, test, chosen, count=count, batch=batch, tell=tell
         )
-        return {test: found.first, f"{test}{WHOLE}": found.whole}, {"errors": found.errors}, found.forwards
+        predictions = {test: found.first, f"{test}{WHOLE}": found.whole}
+        if found.by_loop:
+            predictions[f"{test}{BY_LOOP}"] = found.by_loop
+        return predictions, {"errors": found.errors}, found.forwards
 
     return measure
 

@@ -14,18 +14,9 @@ import numpy as np
 
 from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS, parameters_of
-from loopscope.experiments.language_tables import (
-    broken,
-    depth_right,
-    difference,
-    gives,
-    is_long,
-    iterated,
-    long_prompts,
-    readout_right,
-    repaired,
-    share,
-)
+from loopscope.experiments.language_shares import difference, share
+from loopscope.experiments.language_tables import depth_right, is_long, iterated, long_prompts, readout_right
+from loopscope.experiments.letter_tables import broken, gives, repaired
 from loopscope.experiments.records import Record, Row, percent
 from loopscope.lm.antonym_tests import FORMS
 from loopscope.lm.antonyms import LONGEST, TRAINED
@@ -137,11 +128,15 @@ def restore(evidence: Evidence) -> Finding | None:
     if record is None:
         return None
     there = record.predictions[RESTORATION]
-    if "selected" not in there or "comparison" not in there:
+    if "selected" not in there:
         return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
     if not broken(record).any():
         return Finding(None, "no answer was broken", None, 0, [record])
-    selected, comparison = (share(name, repaired(record, name)) for name in ("selected", "comparison"))
+    selected = share("selected", repaired(record, "selected"))
+    if "comparison" not in there:
+        ours = f"{_counted(selected)}; too many were chosen to leave heads to compare"
+        return Finding(None, ours, selected.estimate, selected.n, [record])
+    comparison = share("comparison", repaired(record, "comparison"))
     holds = at_least(selected.estimate.value, 0.80) and at_most(comparison.estimate.value, 0.10)
     ours = f"{_counted(selected)} vs {_counted(comparison)}"
     return Finding(holds, ours, selected.estimate, selected.n, [record])

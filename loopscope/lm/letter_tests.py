@@ -201,12 +201,14 @@ def _restoration(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
 class Measured:
     """Who was named, by condition: by the first token, and as a whole; an index into NAMES, OTHER or TRUNCATED.
 
-    `errors` are the largest differences of logits between a condition and the one it must be like; `forwards` are
-    plain runs of one prompt, without those of generating.
+    `by_loop` is, in the steering test, whom the first token after every loop would name.  `errors` are the largest
+    differences of logits between a condition and the one it must be like; `forwards` are plain runs of one prompt,
+    without those of generating.
     """
 
     first: dict[str, UInt8[Tensor, " pairs"]]
     whole: dict[str, UInt8[Tensor, " pairs"]]
+    by_loop: dict[str, UInt8[Tensor, "pairs loops"]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     forwards: float = 0.0
 
@@ -276,6 +278,7 @@ def measure(
     rows = conditions(test, model.loops, chosen)
     first, maps = answer_tokens(tokenizer), {STEP: step}
     named: dict[str, list[Tensor]] = {name: [] for name in rows}
+    by_loop: dict[str, list[Tensor]] = {name: [] for name in rows if test == STEERING}
     wholes: dict[str, list[int]] = {name: [] for name, row in rows.items() if row.whole}
     found = Measured({}, {})
     for start in range(0, len(mine), batch):
@@ -291,9 +294,13 @@ def measure(
             asking = {name: row.program for name, row in rows.items() if row.input == which}
             if asking:
                 others = {name: each for name, each in inputs.items() if name != which}
-                result = run(model, tokens, asking.values(), maps=maps, others=others)
+                read = "calls" if by_loop else "last"
+                result = run(model, tokens, asking.values(), maps=maps, others=others, read=read)
                 found.forwards += result.work.forwards * len(tokens)
                 logits |= {name: result[program].logits[:, 0].float() for name, program in asking.items()}
+                for name, parts in by_loop.items():
+                    likeliest = [each[:, 0].argmax(-1) for each in result[asking[name]].logits_at.values()]
+                    parts.append(torch.stack([names_of(each, first) for each in likeliest], 1))
         for name, row in rows.items():
             named[name].append(names_of(logits[name].argmax(-1), first))
             if row.like:
@@ -303,6 +310,7 @@ def measure(
                 others = {each: tokens for each, tokens in inputs.items() if each != row.input}
                 said = generate(model, inputs[row.input], row.program, new=NEW, maps=maps, others=others)
                 wholes[name] += [_whole(tokenizer, text) for text in said.texts()]
+    found.by_loop |= {name: torch.cat(parts) for name, parts in by_loop.items()}
     found.first |= {name: torch.cat(parts) for name, parts in named.items()}
     found.whole |= {name: torch.tensor(parts, dtype=torch.uint8) for name, parts in wholes.items()}
     return found

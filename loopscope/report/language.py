@@ -11,6 +11,7 @@ from jaxtyping import Float
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, identity
+from loopscope.experiments.language_shares import share
 from loopscope.experiments.language_tables import (
     PAPER_DEPTHS,
     PAPER_READOUTS,
@@ -19,7 +20,6 @@ from loopscope.experiments.language_tables import (
     depth_right,
     requested,
     scored,
-    share,
     titled,
 )
 from loopscope.experiments.records import Record, Row

@@ -1,18 +1,22 @@
-"""How far letter walkers go, for the section on them: right answers by the transfers asked for, with J and without."""
+"""Figures by depth and loop for the section on the letter walk: how far walkers go, and how far patterns lead them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.records import Record
+from loopscope.experiments.records import Record, Row
 from loopscope.lm.letter_walks import TEMPLATES, TRAINED
 from loopscope.report.contents import Figure
-from loopscope.report.figures import lines_in_panels
+from loopscope.report.figures import Line, lines_in_panels
 from loopscope.report.models import by_depth, rows_of
 
 SHADED = (0.7, TRAINED + 0.5)
-"""Grey: transfers that backbones were trained on."""
+"""Grey: transfers that backbones were trained on, and the loops they were trained in."""
+
+ALONG = {"rescue": "patterns of the chosen heads", "late rescue": "patterns of all late heads",
+         "values": "values of the chosen heads", "unsteered": "nothing"}  # fmt: skip
+"""What the unsteered run takes from the steered one, by condition."""
 
 
 def walks_figure(evidence: Evidence, found: Mapping[str, Record]) -> Figure:
@@ -27,3 +31,18 @@ def walks_figure(evidence: Evidence, found: Mapping[str, Record]) -> Figure:
         "paper's, in the trained wording, of 16 graphs. Grey: transfers that backbones were trained on."
     )
     return lines_in_panels("letters-walks", "How far J leads", caption, panels, "transfers k", SHADED)
+
+
+def along_figure(found: Mapping[str, Mapping[str, Row]]) -> Figure:
+    """A panel for every model: after every loop, how often a run says what the steered run says there."""
+    panels = {}
+    for label, rows in found.items():
+        lines = {said: [row.estimate for name, row in rows.items() if name.rpartition(", loop ")[0] == condition]
+                 for condition, said in ALONG.items()}  # fmt: skip
+        panels[label] = [Line(said, each, control=said == ALONG["unsteered"]) for said, each in lines.items() if each]
+    caption = (
+        "Into the run without J, something of the run with J is put; how often both then name the same person, loop by "
+        "loop, with 95 % intervals. Grey: loops that backbones were trained in. Beyond them, a map may also have to "
+        "keep up what the patterns fetch."
+    )
+    return lines_in_panels("letters-along", "How far patterns lead", caption, panels, "loop", SHADED)

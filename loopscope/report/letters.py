@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import HEADS, LANGUAGE, LETTERS, identity, selection_of
-from loopscope.experiments.language_tables import PAPER_CONTENT, PAPER_PAIRS
+from loopscope.experiments.letter_tables import PAPER_CONTENT, PAPER_PAIRS
 from loopscope.experiments.records import Record, Row
 from loopscope.lm.heads import KEEPS, LEAVES, Heads, Selection, Tried
 from loopscope.lm.letter_pairs import SETS
@@ -17,7 +17,7 @@ from loopscope.lm.letter_walks import WALKS
 from loopscope.report.contents import Figure, Grid, Listing, Section
 from loopscope.report.dots import Search, Spot, Step, dots, searches
 from loopscope.report.figures import Line, lines_in_panels, stacked_panels
-from loopscope.report.letter_walks import walks_figure
+from loopscope.report.letter_walks import along_figure, walks_figure
 from loopscope.report.models import INTERVALS, labels, measured_on, models, published, rows_of, side_by_side
 from loopscope.stats import Estimate, wilson
 
@@ -134,6 +134,8 @@ def letters_section(evidence: Evidence) -> Section | None:
     if steering:
         figures.append(_steering(steering, walkers.series))
         tables.append(side_by_side("Steering: right answers", LETTERS, _listed(steering, STEERED)))
+    if along := walkers.rows(STEERING, "Letters, steering: as the steered run"):
+        figures.append(along_figure(along))
     if content:
         figures.append(_content(content))
         tables.append(side_by_side("Pattern against output: what is answered", LETTERS, _listed(content), note=_BDE))
