@@ -314,7 +314,7 @@ def test_from_the_command_line(
     assert "% right by depth" in " ".join(out.split())
     code, out, _ = loopscope(capsys, *asked, "--json")  # looked up
     assert (code, json.loads(out)["updates"]) == (0, 2)
-    assert load(tmp_path / "tuned").boundary == "none"
+    assert load(tmp_path / "tuned").boundary == "norm"
     code, out, err = loopscope(capsys, "lm", "fit", "tuned", "smol-letter-map", "--out", "saved", *few, "--json")
     report = json.loads(out)
     assert (code, report["folder"]) == (0, str(tmp_path / "store" / "lm-map" / report["key"]))
