@@ -58,7 +58,7 @@ def test_steering_rides_on_the_planted_patterns() -> None:
     stays, right = after(STEERING, 2), after(STEERING, 8)  # without J, two transfers in loop 1 and no more
     for name in ("unsteered", "values", "comparison", "complement", "self-pattern", "self-output"):
         assert torch.equal(found.first[name], stays), name
-    for name in ("steered", "rescue", "late rescue", "comparison damage", "complement damage"):
+    for name in ("steered", "rescue", "outputs", "late rescue", "comparison damage", "complement damage"):
         assert torch.equal(found.first[name], right), name
     assert torch.equal(found.first["damage"], after(STEERING, 7))
     assert torch.equal(found.first["unrelated"], truth(STEERING, "E"))

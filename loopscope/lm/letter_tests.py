@@ -4,10 +4,10 @@ All requests are for eight transfers; J stands before loops 2..L.  The *chosen* 
 their loops with them (in the paper: sixteen heads at loop 4).  Patches act on every row of the prompt.
 
 **steering** (independent pairs, the base's question).  Does the pattern carry what J does?  Patterns of the steered run
-go into the unsteered one (`rescue`) and back (`damage`).  Controls: its values instead, patterns of the pair's other
-graph (`unrelated`), of another loop (`wrong loop`: the next one, and loop 2 for the last), at comparison heads, at the
-other heads of the same layers (`complement`), at all heads of the late layers in loops 2..L, and the run's own pattern
-and output (which must change nothing).
+go into the unsteered one (`rescue`) and back (`damage`); `outputs` of the same heads say what they carry altogether.
+Controls: values instead, patterns of the pair's other graph (`unrelated`), of another loop (`wrong loop`: the next one,
+and loop 2 for the last), at comparison heads, at the other heads of the same layers (`complement`), at all heads of the
+late layers in loops 2..L, and the run's own pattern and output (which must change nothing).
 
 **pattern-vs-output** (shared-path pairs, J everywhere).  The source's pattern in the base's run should answer E, its
 output D; its values, comparison heads and the wrong loop are the controls.
@@ -123,6 +123,7 @@ def _steering(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
     found |= {
         "rescue": Condition(rescue(heads, donor), whole=True),
         "damage": Condition(damage(heads), whole=True),
+        "outputs": Condition(rescue(heads, donor, "z")),
         "values": Condition(rescue(heads, donor, "v"), whole=True),
         "unrelated": Condition(rescue(heads, Run(steered, SOURCE)), whole=True),
         "wrong loop": Condition(_wrong_loop(plain, heads, chosen.loops, steered), whole=True),

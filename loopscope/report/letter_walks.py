@@ -14,8 +14,10 @@ from loopscope.report.models import by_depth, rows_of
 SHADED = (0.7, TRAINED + 0.5)
 """Grey: transfers that backbones were trained on, and the loops they were trained in."""
 
-ALONG = {"rescue": "patterns of the chosen heads", "late rescue": "patterns of all late heads",
-         "values": "values of the chosen heads", "unsteered": "nothing"}  # fmt: skip
+ALONG = {
+    "outputs": "outputs of the chosen heads", "rescue": "their patterns", "values": "their values",
+    "unsteered": "nothing",
+}  # fmt: skip
 """What the unsteered run takes from the steered one, by condition."""
 
 

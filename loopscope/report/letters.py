@@ -28,6 +28,7 @@ RANKING = ("layers left out", "heads left out")
 STEERED: Mapping[str, Mapping[str, str]] = {
     "no patch": {"unsteered": "without J", "steered": "with J"},
     "patterns of the chosen heads": {"rescue": "rescue: steered into unsteered", "damage": "damage: the reverse"},
+    "outputs of the chosen heads": {"outputs": "steered into unsteered"},
     "controls, into the unsteered run": {
         "values": "values in place of patterns", "unrelated": "patterns of another graph",
         "wrong loop": "patterns of another loop", "comparison": "comparison heads",
