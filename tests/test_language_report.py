@@ -416,6 +416,8 @@ def test_two_backbones_of_one_supervision_are_both_shown() -> None:
     assert [(label, form) for label, form, _ in forms] == [
         ("final-only (135M)", "final-only"), ("stepwise (135M)", "stepwise"), ("zed (135M)", "stepwise"),
     ]  # fmt: skip
+    same = by_form([as_model(antonyms(form, 2, 4, 8), "m", key=form) for form in ("final-only", "stepwise")])
+    assert [(label, form) for label, form, _ in same] == [("m (135M)", "final-only"), ("m (135M)", "stepwise")]
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------

@@ -164,9 +164,12 @@ def lines_by_call(name: str, title: str, caption: str, lines: Sequence[Line]) ->
 
 def lines_in_panels(
     name: str, title: str, caption: str, panels: Mapping[str, Sequence[Line]], x: str,
-    shaded: tuple[float, float] | None = None, doublings: bool = False,
+    shaded: tuple[float, float] | None = None, doublings: bool = False, share: str = "right",
 ) -> Figure:  # fmt: skip
-    """Long series in panels, a grey region behind them; `doublings`: places 1, 2, 4, 8, ... are equally far apart."""
+    """Long series in panels, a grey region behind them; `doublings`: places 1, 2, 4, 8, ... are equally far apart.
+
+    `share` is what the percentages are of.
+    """
     check_some(name, panels)
     shown = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
 
@@ -189,7 +192,7 @@ def lines_in_panels(
             elif last <= COUNTED:
                 axes.set_xticks(range(1, round(last) + 1))
         for axes in grid[::columns]:
-            axes.set_ylabel("right, %")
+            axes.set_ylabel(f"{share}, %")
         for axes in grid[len(panels) :]:
             axes.remove()
         handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}

@@ -77,13 +77,12 @@ def antonyms_section(evidence: Evidence) -> Section | None:
 
 
 def by_form(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
-    """Name, supervision and record of all models: final-only and stepwise ones by turns, the largest first."""
-    named = labels(records)
-    forms = [
-        [(label, form, each) for who, label in named.items() for each in records
-         if identity(each) == who and each.settings["supervision"] == form]
-        for form in antonym_tests.FORMS
-    ]  # fmt: skip
+    """Name, supervision and record of all models: final-only and stepwise ones by turns, the largest first.
+
+    Two backbones of one model may have one name: supervision tells them apart.
+    """
+    alike = {form: [each for each in records if each.settings["supervision"] == form] for form in antonym_tests.FORMS}
+    forms = [[(label, form, each) for label, each in _labelled(some).items()] for form, some in alike.items()]
     return [each for some in zip_longest(*forms) for each in some if each is not None]
 
 

@@ -47,4 +47,4 @@ def along_figure(found: Mapping[str, Mapping[str, Row]]) -> Figure:
         "loop, with 95 % intervals. Grey: loops that backbones were trained in. Beyond them, a map may also have to "
         "keep up what the patterns fetch."
     )
-    return lines_in_panels("letters-along", "How far patterns lead", caption, panels, "loop", SHADED)
+    return lines_in_panels("letters-along", "How far patterns lead", caption, panels, "loop", SHADED, share="alike")
