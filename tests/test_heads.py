@@ -142,11 +142,26 @@ class Scripted(heads._Bench):
         return 8 if share == 1 else 0, share
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, needed: str) -> Selection:
+class Drifting(Scripted):
+    """A run without J that is patched before its last loop, too, is led astray; `most` are rescued otherwise."""
+
+    most = 8
+
+    def score(self, program: Program) -> tuple[int, float]:
+        right, likely = super().score(program)
+        if program.skeleton != F**4:
+            return right, likely
+        astray = any(isinstance(step, Call) and step.patches for step in program.steps[:-1])
+        return (0, 0.1 * likely) if astray else (min(right, self.most), likely * self.most / 8)
+
+
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, needed: str, bench: type[Scripted] = Scripted, layers: int = 48
+) -> Selection:
     monkeypatch.setattr(Scripted, "needed", Heads.parse(needed))
-    monkeypatch.setattr(heads, "_Bench", Scripted)
+    monkeypatch.setattr(heads, "_Bench", bench)
     model = PlantedWalker()
-    model.layers, model.heads = (model.layers[0],) * 48, 16  # type: ignore[misc]
+    model.layers, model.heads = (model.layers[0],) * layers, 16  # type: ignore[misc]
     found = select(model, raising(), torch.zeros((8, 3), dtype=torch.long), torch.zeros(8, dtype=torch.long))
     assert found is not None
     return found
@@ -176,6 +191,33 @@ def test_a_search_that_narrows_nothing_says_so(monkeypatch: pytest.MonkeyPatch) 
     """All four groups are needed, so no step before the heads passes with fewer; the heads are found all the same."""
     found = scripted(monkeypatch, MANY_LAYERS)
     assert (str(found.heads), found.passed) == (MANY_LAYERS, False)
+
+
+def test_where_patched_runs_drift_away_the_last_loop_alone_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scripted(monkeypatch, PAPER, Drifting)
+    assert (str(found.heads), found.loops, found.passed, len(found.late)) == (PAPER, (4,), True, 16)
+    steps = Counter(each.step for each in found.tried)
+    assert (steps["late layers"], steps["loops"]) == (4, 0)  # a third, a half, all; then a third in the last loop
+    assert {each.loops for each in found.tried if each.step != "late layers"} == {(4,)}
+
+
+@pytest.mark.parametrize(("bench", "loops"), [(Drifting, (4,)), (Scripted, (2, 3, 4))])
+def test_where_no_layers_pass_the_loops_that_rescue_more_are_taken(
+    monkeypatch: pytest.MonkeyPatch, bench: type[Scripted], loops: tuple[int, ...]
+) -> None:
+    """Of loops that rescue alike, it is all of them.  Nothing may be damaged, so nothing passes at all."""
+    monkeypatch.setattr(heads, "LEAVES", -1.0)
+    found = scripted(monkeypatch, "2.0 4.3,5", bench, layers=4)
+    assert (found.loops, found.passed, found.late, len(found.heads)) == (loops, False, (1, 2, 3, 4), 4 * 16)
+
+
+def test_where_all_layers_rescue_little_heads_must_keep_nine_tenths_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six of eight are too few by themselves; three heads rescue the same six, in the last loop."""
+    monkeypatch.setattr(Drifting, "most", 6)
+    found = scripted(monkeypatch, "2.0 4.3,5", Drifting, layers=4)
+    assert (str(found.heads), found.loops, found.passed, found.late) == ("2.0 4.3,5", (4,), False, (1, 2, 3, 4))
+    monkeypatch.setattr(Drifting, "most", 0)  # nothing rescued is nothing to keep
+    assert len(scripted(monkeypatch, "2.0 4.3,5", Drifting, layers=4).heads) == 4 * 16
 
 
 def test_a_map_that_brings_nothing_leaves_nothing_to_find() -> None:

@@ -338,7 +338,7 @@ def test_what_patterns_lead_to_is_drawn_loop_by_loop() -> None:
     said = {"unsteered": torch.full_like(steered, 9), "steered": steered, "rescue": rescue}
     found = section("letters", replace(made, predictions={**made.predictions, "steering-by-loop": said}))
     drawn = figure(found, "letters-along")
-    assert told(drawn, "(135M), their patterns") == {1: 100.0, 2: 100.0, 3: 50.0, 4: 0.0}
+    assert told(drawn, "(135M), patterns of the chosen heads") == {1: 100.0, 2: 100.0, 3: 50.0, 4: 0.0}
     assert told(drawn, "(135M), nothing") == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}
     assert "letters-along" not in {each.name for each in section("letters", made).figures}
 

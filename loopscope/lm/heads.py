@@ -8,12 +8,14 @@ run does not:
 
 A scope passes if rescue keeps nine tenths of the steered score and damage leaves at most one tenth.  The search:
 
-1. the last third of the layers, then the last half, then all: the first that passes, all heads, loops 2..L;
+1. the last third of the layers, then the last half, then all: the first that passes, all heads, loops 2..L; if none
+   does, the same in the last loop alone, as a run that is patched loop after loop may drift away; if none does either,
+   all layers in those loops that rescue with the larger probability, and rescue need then keep nine tenths of theirs;
 2. these layers in four groups as equal as can be: the fewest groups together that pass;
 3. of their layers, three that pass (where none do: more, in the order of what leaving each out costs);
 4. of their heads, ranked by what leaving each out costs (rescue probability lost plus damage probability gained), the
    smallest leading set that passes;
-5. in which loops: the last alone if that passes, otherwise 2..L;
+5. in which loops: the last alone if that passes, otherwise those so far;
 6. on confirmation pairs: the smallest leading set, from that size on, that passes there.
 
 Where several scopes of a step pass, it is the one with the largest mean rescue probability.  Where none does, the
@@ -189,14 +191,19 @@ class _Bench:
     ) -> None:  # fmt: skip
         self.model, self.maps, self.tokens, self.answers, self.tell = model, {STEP: step}, tokens, answers, tell
         self.plain, self.steered = F**loops, between(STEP, loops)
-        self.every = tuple(range(2, loops + 1))
+        self.every = self.used = tuple(range(2, loops + 1))
         self.forwards = 0.0
+        self.ceiling: int | None = None
         self.tried: list[Tried] = []
         (self.unsteered_right, _), (self.steered_right, _) = self._scores([self.plain, self.steered])
 
     def all_of(self, layers: Iterable[int]) -> Scope:
-        """All heads of these layers, in all loops that a map stands before."""
-        return Heads.every(layers, self.model.heads), self.every
+        """All heads of these layers, in the loops that scopes have: at first all that a map stands before."""
+        return Heads.every(layers, self.model.heads), self.used
+
+    def limit(self, whole: Tried) -> None:
+        """From here on, nine tenths of what this scope rescues are enough."""
+        self.ceiling = whole.rescued
 
     def attempt(self, step: str, scopes: Sequence[Scope]) -> list[Tried]:
         """Try scopes, all at once."""
@@ -206,7 +213,8 @@ class _Bench:
         scores = self._scores([*rescues, *damages])
         made = []
         for (heads, loops), saved, hurt in zip(scopes, scores[: len(scopes)], scores[len(scopes) :], strict=True):
-            passed = saved[0] >= KEEPS * self.steered_right and hurt[0] <= LEAVES * self.steered_right
+            enough = KEEPS * (self.steered_right if self.ceiling is None else self.ceiling)
+            passed = saved[0] >= max(1.0, enough) and hurt[0] <= LEAVES * self.steered_right
             made.append(Tried(step, str(heads), loops, saved[0], hurt[0], saved[1], hurt[1], passed))
         self.tried += made
         return made
@@ -254,15 +262,17 @@ def select(
     layers, three = _three(bench, layers)
     ranked = _ranked(bench, "heads left out", [Heads((each,)) for each in bench.all_of(layers)[0]])
     leading = [Heads(tuple(each for one in ranked[:size] for each in one)) for size in range(1, len(ranked) + 1)]
-    found = _first(bench.attempt("leading heads", [(heads, bench.every) for heads in leading]))
+    found = _first(bench.attempt("leading heads", [(heads, bench.used) for heads in leading]))
     passed = steps and grouped and three and found is not None
     size = len(leading) if found is None else found + 1
-    used = bench.every
-    if loops > 2:
-        last, _ = bench.attempt("loops", [(leading[size - 1], (loops,)), (leading[size - 1], bench.every[:-1])])
-        used = (loops,) if last.passed else bench.every
+    used = bench.used
+    if len(used) > 1:
+        last, _ = bench.attempt("loops", [(leading[size - 1], (loops,)), (leading[size - 1], used[:-1])])
+        used = (loops,) if last.passed else used
     if confirmation is not None:
         check = _Bench(model, step, loops, *confirmation, tell)
+        if not steps:
+            check.limit(check.attempt("confirmation, all", [(Heads.every(late, model.heads), used)])[0])
         found = _first(check.attempt("confirmation", [(heads, used) for heads in leading[size - 1 :]]))
         passed, size = passed and found is not None, size + (found or 0)
         bench.tried += check.tried
@@ -275,10 +285,17 @@ def select(
 
 def _late(bench: _Bench) -> tuple[tuple[int, ...], bool]:
     """The fewest late layers that pass, and whether any do."""
-    for share in (3, 2, 1):
-        late = late_layers(len(bench.model.layers), share)
-        if bench.attempt("late layers", [bench.all_of(late)])[0].passed:
-            return late, True
+    whole: dict[tuple[int, ...], Tried] = {}
+    for loops in dict.fromkeys((bench.every, bench.every[-1:])):
+        bench.used = loops
+        for share in (3, 2, 1):
+            late = late_layers(len(bench.model.layers), share)
+            (found,) = bench.attempt("late layers", [bench.all_of(late)])
+            if found.passed:
+                return late, True
+        whole[loops] = found
+    bench.used = max(whole, key=lambda loops: whole[loops].rescue)
+    bench.limit(whole[bench.used])
     return late, False
 
 
@@ -320,7 +337,7 @@ def _ranked(bench: _Bench, step: str, parts: list[Heads]) -> list[Heads]:
     if len(parts) == 1:
         return parts
     whole = Heads(tuple(each for part in parts for each in part))
-    full, *tried = bench.attempt(step, [(whole, bench.every), *((whole - part, bench.every) for part in parts)])
+    full, *tried = bench.attempt(step, [(whole, bench.used), *((whole - part, bench.used) for part in parts)])
     costs = [(full.rescue - each.rescue) + (each.damage - full.damage) for each in tried]
     return [parts[at] for at in sorted(range(len(parts)), key=lambda at: (-costs[at], -at))]
 

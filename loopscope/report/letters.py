@@ -56,8 +56,9 @@ HOW = (
     f"generated, too, and tables say how often both agree. {INTERVALS.format('pairs of prompts')}",
     "Heads are searched on discovery pairs and their number is fixed on confirmation pairs; all other numbers are from "
     "pairs that the search never saw. Rescue puts attention patterns of the steered run into the unsteered one, damage "
-    f"the reverse; a scope passes if rescue keeps {100 * KEEPS:.0f} % of the steered score and damage leaves at most "
-    f"{100 * LEAVES:.0f} %. The paper's are sixteen heads of three late layers, at loop 4.",
+    f"the reverse; a scope passes if rescue keeps {100 * KEEPS:.0f} % of the steered score, or where no layers do, of "
+    f"what all layers rescue, and damage leaves at most {100 * LEAVES:.0f} %. The paper's are sixteen heads of three "
+    "late layers, at loop 4.",
 )
 
 
@@ -207,7 +208,7 @@ def taken(found: Selection, step: str, tried: Sequence[Tried]) -> int | None:
 
 def _pairs(found: Selection, step: str) -> int:
     """On how many pairs a step was done."""
-    return SETS[CONFIRMED].size if step == CONFIRMED else found.pairs
+    return SETS[CONFIRMED].size if step.startswith(CONFIRMED) else found.pairs
 
 
 def _path(found: Mapping[str, Selection]) -> Figure:
