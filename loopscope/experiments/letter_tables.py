@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 
 import numpy as np
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Int, UInt8
 
 from loopscope.experiments.language import BY_LOOP, HEADS, WHOLE, selection_of
 from loopscope.experiments.language_shares import Right, by_depth, difference, share
@@ -90,17 +90,12 @@ def _steering(record: Record) -> list[Table]:
     return tables
 
 
-def along(record: Record, condition: str) -> Bool[np.ndarray, "pairs loops"]:
-    """Whether a condition of the steering test names, after every loop, whom the steered run names there."""
-    said = record.predictions[f"{STEERING}{BY_LOOP}"]
-    return (said[condition] == said["steered"]).numpy()
-
-
 def _along(record: Record) -> Table:
+    said = record.predictions[f"{STEERING}{BY_LOOP}"]
     rows = []
-    for name in record.predictions[f"{STEERING}{BY_LOOP}"]:
+    for name in said:
         if name != "steered":
-            same = along(record, name)
+            same = (said[name] == said["steered"]).numpy()
             rows += [share(f"{name}, loop {loop + 1}", same[:, loop]) for loop in range(same.shape[1])]
     note = "Whether a run names, after each loop, whom the steered run names there."
     return Table("Letters, steering: as the steered run, by loop", rows, note)

@@ -193,17 +193,13 @@ class _Bench:
         self.plain, self.steered = F**loops, between(STEP, loops)
         self.every = self.used = tuple(range(2, loops + 1))
         self.forwards = 0.0
-        self.ceiling: int | None = None
         self.tried: list[Tried] = []
         (self.unsteered_right, _), (self.steered_right, _) = self._scores([self.plain, self.steered])
+        self.rescuable = self.steered_right
 
     def all_of(self, layers: Iterable[int]) -> Scope:
         """All heads of these layers, in the loops that scopes have: at first all that a map stands before."""
         return Heads.every(layers, self.model.heads), self.used
-
-    def limit(self, whole: Tried) -> None:
-        """From here on, nine tenths of what this scope rescues are enough."""
-        self.ceiling = whole.rescued
 
     def attempt(self, step: str, scopes: Sequence[Scope]) -> list[Tried]:
         """Try scopes, all at once."""
@@ -213,8 +209,7 @@ class _Bench:
         scores = self._scores([*rescues, *damages])
         made = []
         for (heads, loops), saved, hurt in zip(scopes, scores[: len(scopes)], scores[len(scopes) :], strict=True):
-            enough = KEEPS * (self.steered_right if self.ceiling is None else self.ceiling)
-            passed = saved[0] >= max(1.0, enough) and hurt[0] <= LEAVES * self.steered_right
+            passed = saved[0] >= max(1, KEEPS * self.rescuable) and hurt[0] <= LEAVES * self.steered_right
             made.append(Tried(step, str(heads), loops, saved[0], hurt[0], saved[1], hurt[1], passed))
         self.tried += made
         return made
@@ -272,7 +267,8 @@ def select(
     if confirmation is not None:
         check = _Bench(model, step, loops, *confirmation, tell)
         if not steps:
-            check.limit(check.attempt("confirmation, all", [(Heads.every(late, model.heads), used)])[0])
+            (whole,) = check.attempt("confirmation, all", [(Heads.every(late, model.heads), used)])
+            check.rescuable = whole.rescued
         found = _first(check.attempt("confirmation", [(heads, used) for heads in leading[size - 1 :]]))
         passed, size = passed and found is not None, size + (found or 0)
         bench.tried += check.tried
@@ -295,7 +291,7 @@ def _late(bench: _Bench) -> tuple[tuple[int, ...], bool]:
                 return late, True
         whole[loops] = found
     bench.used = max(whole, key=lambda loops: whole[loops].rescue)
-    bench.limit(whole[bench.used])
+    bench.rescuable = whole[bench.used].rescued
     return late, False
 
 
