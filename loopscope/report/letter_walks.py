@@ -15,8 +15,8 @@ SHADED = (0.7, TRAINED + 0.5)
 """Grey: transfers that backbones were trained on, and the loops they were trained in."""
 
 ALONG = {
-    "late rescue": "patterns of all late heads in loops 2 to L", "rescue": "patterns of the chosen heads",
-    "outputs": "outputs of the chosen heads", "unsteered": "nothing",
+    "late rescue": "patterns of all late heads", "rescue": "patterns of the chosen heads",
+    "outputs": "their outputs", "unsteered": "nothing",
 }  # fmt: skip
 """What the unsteered run takes from the steered one, by condition."""
 
@@ -44,6 +44,7 @@ def along_figure(found: Mapping[str, Mapping[str, Row]]) -> Figure:
         panels[label] = [Line(said, each, control=said == ALONG["unsteered"]) for said, each in lines.items() if each]
     caption = (
         "Into the run without J, something of the run with J is put; how often both then name the same person, loop by "
-        "loop, with 95 % intervals. Grey: loops that backbones were trained in."
+        "loop, with 95 % intervals. All late heads are patched in loops 2 to L, chosen ones where they were chosen. "
+        "Grey: loops that backbones were trained in."
     )
     return lines_in_panels("letters-along", "How far patterns lead", caption, panels, "loop", SHADED, share="alike")
