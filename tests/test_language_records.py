@@ -190,12 +190,17 @@ def test_fresh_records_come_first_then_the_largest_model() -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
-def test_of_models_of_one_size_the_one_looped_as_published_counts(names: tuple[str, str]) -> None:
-    """Ouro's loops end with the final norm; of two such models the first by name counts, whatever the order."""
-    arms = [("none", PAPER_STEERING | {"steered": 0}), ("norm", PAPER_STEERING)]
+@pytest.mark.parametrize(
+    "unlike", [{"boundary": "none", "loops": 4}, {"boundary": "norm", "loops": 8}, {"boundary": "none", "loops": 8}]
+)
+def test_of_models_of_one_size_the_one_looped_as_published_counts(
+    names: tuple[str, str], unlike: dict[str, str | int]
+) -> None:
+    """Ouro makes four loops that end with the final norm; of two such models the first by name counts."""
+    arms = [(unlike, PAPER_STEERING | {"steered": 0}), ({"boundary": "norm", "loops": 4}, PAPER_STEERING)]
     plain, normed = (
-        replace(made, facts=replace(made.facts, name=name), settings={**made.settings, "boundary": boundary})
-        for name, (boundary, counts) in zip(names, arms, strict=True)
+        replace(made, facts=replace(made.facts, name=name), settings={**made.settings, **run})
+        for name, (run, counts) in zip(names, arms, strict=True)
         for made in [letters("steering", counts)]
     )
     for found in ((plain, normed), (normed, plain)):

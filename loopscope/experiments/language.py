@@ -50,12 +50,13 @@ WHOLE, BY_LOOP = "-whole", "-by-loop"
 
 @dataclass(frozen=True)
 class LanguageExperiment:
-    """One kind of test: its question, and the model it was published on with its parameters and what ends its loops."""
+    """One kind of test: its question, and the model it was published on: its parameters, loops and what ends a loop."""
 
     name: str
     question: str
     published_on: str
     parameters: int
+    loops: int
     boundary: Boundary
 
     @property
@@ -69,14 +70,14 @@ LANGUAGE: Mapping[str, LanguageExperiment] = {
     for each in (
         LanguageExperiment(
             LETTERS, "Do the attention patterns of a few heads carry what J does to an eight-step letter walk?",
-            "Ouro-2.6B", 2_667_974_657, "norm",
+            "Ouro-2.6B", 2_667_974_657, 4, "norm",
         ),
         LanguageExperiment(
             ANTONYMS, "How does supervision decide what each loop says, and what J can reach?", "Ouro-2.6B",
-            2_667_974_657, "norm",
+            2_667_974_657, 4, "norm",
         ),
         LanguageExperiment(
-            ITERATIONS, "Does it take J, F or both to iterate beyond the trained steps?", "Qwen3-8B", 8_190_735_360,
+            ITERATIONS, "Does it take J, F or both to iterate beyond the trained steps?", "Qwen3-8B", 8_190_735_360, 8,
             "none",
         ),
     )

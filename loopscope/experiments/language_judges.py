@@ -1,9 +1,9 @@
 """Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
 
 Where several models were measured, those measured just now come first, and of these the largest counts; of several as
-large, one whose loops end as the published model's do, then the one asked most, and then the first by name.  A claim on
-two ways to supervise is judged on models of one size, the largest that has both.  A claim about what destroys or
-repairs an answer is not judged where there is nothing to destroy or repair.
+large, one whose loops end as the published model's do, then one that makes as many loops, then the one asked most, and
+then the first by name.  A claim on two ways to supervise is judged on models of one size, the largest that has both.  A
+claim about what destroys or repairs an answer is not judged where there is nothing to destroy or repair.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ DAMAGED = 0.20
 def _largest(evidence: Evidence, records: Iterable[Record]) -> Record | None:
     """The record that counts."""
 
-    def rank(record: Record) -> tuple[bool, int, bool, int]:
+    def rank(record: Record) -> tuple[bool, int, bool, bool, int]:
+        published, settings = LANGUAGE[record.experiment], record.settings
+        alike = settings.get("boundary") == published.boundary, settings.get("loops") == published.loops
         answers = sum(len(each) for found in record.predictions.values() for each in found.values())
-        as_published = record.settings.get("boundary") == LANGUAGE[record.experiment].boundary
-        return evidence.is_fresh(record), parameters_of(record), as_published, answers
+        return evidence.is_fresh(record), parameters_of(record), *alike, answers
 
     return max(sorted(records, key=lambda each: each.facts.name), key=rank, default=None)
 
