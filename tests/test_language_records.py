@@ -184,6 +184,8 @@ def test_fresh_records_come_first_then_the_largest_model() -> None:
     )
     assert verdicts(small, large)["letter.steer"].verdict == HOLDS
     assert verdicts(small, large)["letter.steer"].scale == "ouro (2.7B parameters), 256 pairs"
+    assert verdicts(small, large)["letter.steer"].others == ("smollm2-135m: 0/256 -> 0/256, does not hold",)
+    assert verdicts(small, large)["letter.damage"].others == ("smollm2-135m: 0/256 (steered 0/256), not decided",)
     now = {each.claim.id: each for each in decide(Evidence([large], [small]))}["letter.steer"]
     assert (now.verdict, now.fresh) == (FAILS, 1)
     assert in_short(["smollm2-135m", "d8l6-3", "d8l6-4", "ouro"]) == "smollm2-135m; ouro; d8l6-3, 4"
@@ -283,6 +285,31 @@ def test_supervisions_are_compared_at_one_size() -> None:
     )
     assert verdicts(large, small, stepwise)["antonym.steer"].ours == "98.0 vs 7.8"
     assert verdicts(small, large)["antonym.steer"].ours == "7.8 vs not run"
+
+
+def test_supervisions_are_compared_in_one_model_and_in_as_many_loops() -> None:
+    """Those of one name come first, then what has none of its name; four loops, as published, count more than eight."""
+
+    def of(form: str, right: int, name: str, loops: int) -> Record:
+        made = antonyms(form, right, 64)
+        return replace(
+            made, facts=replace(made.facts, name=name, key=f"{name} {form}"), settings={**made.settings, "loops": loops}
+        )
+
+    final, stepwise = "final-only", "stepwise"
+    found = [
+        of(final, 64, "a", 4), of(stepwise, 128, "b", 4), of(final, 192, "c", 4),
+        of(final, 251, "d", 4), of(stepwise, 20, "d", 4), of(final, 256, "a", 8), of(stepwise, 256, "d", 8),
+    ]  # fmt: skip
+    for order in (found, found[::-1]):
+        verdict = verdicts(*order)["antonym.steer"]
+        assert (verdict.ours, verdict.backbones) == ("98.0 vs 7.8", ("d",))
+        assert verdict.others == (
+            "a, b: 25.0 vs 50.0, does not hold", "a, d: 100.0 vs 100.0, does not hold",
+            "c: 75.0 vs not run, not decided",
+        )  # fmt: skip
+    assert "8 loops instead of 4" in scale_of(found[-1])
+    assert "loops" not in scale_of(found[0])
 
 
 def test_two_backbones_may_have_one_name() -> None:

@@ -179,7 +179,7 @@ def test_percentages_have_a_minus_sign_but_zero_has_none() -> None:
 def test_text_is_text_and_never_markup() -> None:
     evil = "</title><script>alert(1)</script> a < b & `c < d`"
     figure = lines_by_call("f", evil, evil, [Line("<b>&", [share(0.5)])])
-    row = LedgerRow("a.b", evil, evil, evil, HOLDS, evil, evil, 1, evil, evil, NOW, evil)
+    row = LedgerRow("a.b", evil, evil, evil, HOLDS, evil, evil, 1, evil, evil, NOW, evil, [evil])
     section = Section("s", evil, evil, [evil], [figure], [Table(evil, [Row(evil, share(0.5), 1)], evil)], ["a.b"])
     text = html(Report(evil, [evil], [section], [row], [Cost(evil, 1.0, evil)]))
     assert "script" not in {tag for tag, _ in Reader(text).elements}

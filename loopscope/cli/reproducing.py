@@ -221,6 +221,9 @@ def _ledger(verdicts: list[Verdict]) -> None:
          for v in verdicts),
         left=4,
     )  # fmt: skip
+    for verdict in verdicts:
+        if verdict.others:
+            typer.echo(f"{verdict.claim.id} on other models: {'; '.join(verdict.others)}")
 
 
 def _interval(verdict: Verdict) -> str:
@@ -240,7 +243,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         estimate = {name: None if value != value else value for name, value in given.items()}
     return {
         "id": claim.id, "section": claim.where, "claim": claim.text, "paper": claim.paper, "holds_if": claim.holds_if,
-        "verdict": verdict.verdict, "ours": verdict.ours,
+        "verdict": verdict.verdict, "ours": verdict.ours, "others": verdict.others,
         "estimate": estimate, "n": verdict.n,
         "backbones": verdict.backbones, "scale": verdict.scale,
         "records": {"measured now": verdict.fresh, "results": verdict.stored},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loopscope.experiments import depth_judges, judges, language_judges, trajectories
-from loopscope.experiments.evidence import Evidence, Judge, scale
+from loopscope.experiments.evidence import Evidence, Finding, Judge, scale
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
 from loopscope.experiments.suite import (
     CHAINS,
@@ -25,6 +25,8 @@ from loopscope.experiments.suite import (
 from loopscope.stats import Estimate
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
+VERDICTS = {True: HOLDS, False: FAILS, None: NOT_RUN}
+UNDECIDED = "not decided"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim as it is reported.  Shares are in [0, 1]; `origin` counts records measured now and stored ones."""
+    """A claim as it is reported.  Shares are in [0, 1]; `fresh` and `stored` count records measured now and before.
+
+    `others` say what other models than that of the verdict gave.
+    """
 
     claim: Claim
     verdict: str
@@ -53,6 +58,7 @@ class Verdict:
     scale: str = ""
     fresh: int = 0
     stored: int = 0
+    others: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -77,13 +83,22 @@ def _decided(claim: Claim, evidence: Evidence) -> Verdict:
     finding = claim.judge(evidence) if claim.judge is not None else None
     if finding is None:
         return Verdict(claim, NOT_RUN)
-    verdict = {True: HOLDS, False: FAILS, None: NOT_RUN}[finding.holds]
     fresh = sum(map(evidence.is_fresh, finding.used))
-    names = tuple(dict.fromkeys(record.facts.name for record in finding.used))
     return Verdict(
-        claim, verdict, finding.ours, finding.estimate, finding.n, names, scale(finding.used), fresh,
-        len(finding.used) - fresh,
+        claim, VERDICTS[finding.holds], finding.ours, finding.estimate, finding.n, _names(finding),
+        scale(finding.used), fresh, len(finding.used) - fresh,
+        tuple(map(_beside, finding.others)),
     )  # fmt: skip
+
+
+def _beside(finding: Finding) -> str:
+    """What another model says, in a line."""
+    verdict = UNDECIDED if finding.holds is None else VERDICTS[finding.holds]
+    return f"{', '.join(_names(finding))}: {finding.ours}, {verdict}"
+
+
+def _names(finding: Finding) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(record.facts.name for record in finding.used))
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -174,13 +174,17 @@ def in_short(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the evidence says: whether the predicate holds (None: not all is there), and the number it rests on."""
+    """What the evidence says: whether the predicate holds (None: not all is there), and the number it rests on.
+
+    `others` are what other models say, which the verdict does not rest on.
+    """
 
     holds: bool | None
     ours: str
     estimate: Estimate | None
     n: int
     used: Sequence[Record]
+    others: tuple[Finding, ...] = ()
 
 
 Judge = Callable[[Evidence], Finding | None]

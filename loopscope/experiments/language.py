@@ -385,13 +385,14 @@ def parameters_of(record: Record) -> int:
 
 
 def scale_of(record: Record) -> str:
-    """The model and its size beside the published one's, and how much of the test was asked."""
+    """The model and its size and loops beside the published one's, and how much of the test was asked."""
     published, parameters = LANGUAGE[record.experiment], parameters_of(record)
     model = f"{record.facts.name} ({in_millions(parameters)} parameters)"
     if parameters != published.parameters:
         model = f"{model} in place of {published.published_on}"
-    dtype = record.settings.get("dtype")
-    return f"{model}, {how_much(record)}" + (f", in {dtype}" if dtype else "")
+    loops, dtype = record.settings.get("loops"), record.settings.get("dtype")
+    run = f", {loops} loops instead of {published.loops}" if loops not in (None, published.loops) else ""
+    return f"{model}{run}, {how_much(record)}" + (f", in {dtype}" if dtype else "")
 
 
 def how_much(record: Record) -> str:

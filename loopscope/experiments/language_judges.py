@@ -2,13 +2,16 @@
 
 Where several models were measured, those measured just now come first, and of these the largest counts; of several as
 large, one whose loops end as the published model's do, then one that makes as many loops, then the one asked most, and
-then the first by name.  A claim on two ways to supervise is judged on models of one size, the largest that has both.  A
-claim about what destroys or repairs an answer is not judged where there is nothing to destroy or repair.
+then the first by name.  A claim on two ways to supervise is judged on models of one size and as many loops.  What the
+others say is told beside.  A claim about what destroys or repairs an answer is not judged where there is nothing to
+destroy or repair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -29,20 +32,34 @@ DAMAGED = 0.20
 """What damage and controls may leave; a steered run must be above it, or there is nothing to damage."""
 
 
-def _largest(evidence: Evidence, records: Iterable[Record]) -> Record | None:
-    """The record that counts."""
-
-    def rank(record: Record) -> tuple[bool, int, bool, bool, int]:
-        published, settings = LANGUAGE[record.experiment], record.settings
-        alike = settings.get("boundary") == published.boundary, settings.get("loops") == published.loops
-        answers = sum(len(each) for found in record.predictions.values() for each in found.values())
-        return evidence.is_fresh(record), parameters_of(record), *alike, answers
-
-    return max(sorted(records, key=lambda each: each.facts.name), key=rank, default=None)
+def _rank(evidence: Evidence, record: Record) -> tuple[bool, int, bool, bool, int]:
+    """How much a record counts: the larger, the more."""
+    published, settings = LANGUAGE[record.experiment], record.settings
+    alike = settings.get("boundary") == published.boundary, settings.get("loops") == published.loops
+    answers = sum(len(each) for found in record.predictions.values() for each in found.values())
+    return evidence.is_fresh(record), parameters_of(record), *alike, answers
 
 
-def _letters(evidence: Evidence, test: str) -> Record | None:
-    return _largest(evidence, (each for each in evidence.every(LETTERS) if test in each.predictions))
+def _ranked(evidence: Evidence, records: Iterable[Record]) -> list[Record]:
+    """The record that counts first; of equals, the first by name."""
+    named = sorted(records, key=lambda each: each.facts.name)
+    return sorted(named, key=lambda each: _rank(evidence, each), reverse=True)
+
+
+def _told(findings: Iterable[Finding]) -> Finding | None:
+    """The first finding, with the others beside."""
+    every = tuple(findings)
+    return replace(every[0], others=every[1:]) if every else None
+
+
+def _on_letters(test: str, judge: Callable[[Record], Finding]) -> Judge:
+    """A claim on one test of letters, which `judge` decides for one record."""
+
+    def on_all(evidence: Evidence) -> Finding | None:
+        records = [each for each in evidence.every(LETTERS) if test in each.predictions]
+        return _told(map(judge, _ranked(evidence, records)))
+
+    return on_all
 
 
 def _counted(row: Row) -> str:
@@ -56,31 +73,24 @@ def _right(record: Record, test: str, condition: str, which: str = "B") -> Row |
     return share(condition, gives(record, test, condition, which))
 
 
-def steer(evidence: Evidence) -> Finding | None:
-    """Eight transfers: at most 15 % without J, at least 80 % with it."""
-    record = _letters(evidence, STEERING)
-    if record is None:
-        return None
+def _steer(record: Record) -> Finding:
     without, with_j = (share(name, gives(record, STEERING, name)) for name in ("unsteered", "steered"))
     holds = at_most(without.estimate.value, 0.15) and at_least(with_j.estimate.value, 0.80)
     return Finding(holds, f"{_counted(without)} -> {_counted(with_j)}", with_j.estimate, with_j.n, [record])
 
 
-def _steering(judge_row: str) -> Judge:
+def _patched(condition: str) -> Callable[[Record], Finding]:
     """Claims on one condition of the steering test; not judged where the steered run has nothing to be damaged."""
 
-    def judge(evidence: Evidence) -> Finding | None:
-        record = _letters(evidence, STEERING)
-        if record is None:
-            return None
+    def judge(record: Record) -> Finding:
         steered = share("steered", gives(record, STEERING, "steered"))
-        row = _right(record, STEERING, judge_row)
+        row = _right(record, STEERING, condition)
         if row is None:
             return Finding(None, "no heads were chosen", None, steered.n, [record])
         ours = f"{_counted(row)} (steered {_counted(steered)})"
         if at_most(steered.estimate.value, DAMAGED):
             return Finding(None, ours, row.estimate, row.n, [record])
-        if judge_row == "rescue":
+        if condition == "rescue":
             holds = at_least(row.estimate.value, 0.70 * steered.estimate.value)
         else:
             holds = at_most(row.estimate.value, DAMAGED)
@@ -89,14 +99,7 @@ def _steering(judge_row: str) -> Judge:
     return judge
 
 
-rescue, damage = _steering("rescue"), _steering("damage")
-
-
-def controls(evidence: Evidence) -> Finding | None:
-    """Values, an unrelated graph, the wrong loop and comparison heads: at most 20 % each."""
-    record = _letters(evidence, STEERING)
-    if record is None:
-        return None
+def _controls(record: Record) -> Finding:
     steered = share("steered", gives(record, STEERING, "steered"))
     rows = [_right(record, STEERING, name) for name in CONTROLS]
     found = [row for row in rows if row is not None]
@@ -110,11 +113,7 @@ def controls(evidence: Evidence) -> Finding | None:
     return Finding(holds, ours, worst.estimate, worst.n, [record])
 
 
-def content(evidence: Evidence) -> Finding | None:
-    """Between graphs: the pattern gives E in at least 50 %, the output D in at least 70 %."""
-    record = _letters(evidence, CONTENT)
-    if record is None:
-        return None
+def _content(record: Record) -> Finding:
     pattern, output = _right(record, CONTENT, "pattern", "E"), _right(record, CONTENT, "output", "D")
     if pattern is None or output is None:
         return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
@@ -123,11 +122,7 @@ def content(evidence: Evidence) -> Finding | None:
     return Finding(holds, ours, pattern.estimate, pattern.n, [record])
 
 
-def restore(evidence: Evidence) -> Finding | None:
-    """Of answers that other queries break, selected heads repair at least 80 %, comparison heads at most 10 %."""
-    record = _letters(evidence, RESTORATION)
-    if record is None:
-        return None
+def _restore(record: Record) -> Finding:
     there = record.predictions[RESTORATION]
     if "selected" not in there:
         return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
@@ -143,34 +138,52 @@ def restore(evidence: Evidence) -> Finding | None:
     return Finding(holds, ours, selected.estimate, selected.n, [record])
 
 
+steer = _on_letters(STEERING, _steer)
+"""Eight transfers: at most 15 % without J, at least 80 % with it."""
+rescue = _on_letters(STEERING, _patched("rescue"))
+"""Steered patterns in the unsteered run: at least 70 % of what is steered right."""
+damage = _on_letters(STEERING, _patched("damage"))
+"""Unsteered patterns in the steered run: at most 20 %."""
+controls = _on_letters(STEERING, _controls)
+"""Values, an unrelated graph, the wrong loop and comparison heads: at most 20 % each."""
+content = _on_letters(CONTENT, _content)
+"""Between graphs: the pattern gives E in at least 50 %, the output D in at least 70 %."""
+restore = _on_letters(RESTORATION, _restore)
+"""Of answers that other queries break, selected heads repair at least 80 %, comparison heads at most 10 %."""
+
+
 # ---- antonyms --------------------------------------------------------------------------------------------------------
 
 
-def _supervised(evidence: Evidence) -> dict[str, Record]:
-    """By supervision, the record that counts: two of models of one size, where some size has both.
+Supervised = dict[str, Record]
+"""Records by supervision: one, or two to be compared."""
+
+
+def _supervised(evidence: Evidence) -> list[Supervised]:
+    """What is compared, that which counts first: records of one model, or at least of one size and as many loops.
 
     A claim compares how models were trained, so it is not judged on a large model here and a small one there.
     """
+    runs: dict[tuple[object, ...], dict[str, Supervised]] = {}
+    for each in _ranked(evidence, evidence.every(ANTONYMS)):
+        run = parameters_of(each), each.settings.get("boundary"), each.settings.get("loops")
+        runs.setdefault(run, {}).setdefault(each.facts.name, {}).setdefault(each.settings["supervision"], each)
+    found: list[Supervised] = []
+    for named in runs.values():
+        found += [both for both in named.values() if len(both) == len(FORMS)]
+        alone = ([each[form] for each in named.values() if [*each] == [form]] for form in FORMS)
+        pairs = zip_longest(*alone)
+        found += [{form: each for form, each in zip(FORMS, pair, strict=True) if each is not None} for pair in pairs]
 
-    def of_size(size: int) -> dict[str, Record]:
-        alike = [each for each in evidence.every(ANTONYMS) if parameters_of(each) == size]
-        by_form = {form: [each for each in alike if each.settings["supervision"] == form] for form in FORMS}
-        return {form: found for form, some in by_form.items() if (found := _largest(evidence, some)) is not None}
+    def rank(some: Supervised) -> tuple[object, ...]:
+        fresh, *rest = max(_rank(evidence, each) for each in some.values())
+        return fresh, len(some), *rest
 
-    sizes = {parameters_of(each) for each in evidence.every(ANTONYMS)}
-    found = [(size, of_size(size)) for size in sizes]
-    return max(
-        found, key=lambda each: (any(map(evidence.is_fresh, each[1].values())), len(each[1]), each[0]), default=(0, {})
-    )[1]
+    return sorted(found, key=rank, reverse=True)
 
 
-def native(evidence: Evidence) -> Finding | None:
-    """Stepwise: deletion t after t loops, in the worst loop; final-only: the answer at loop 3.  At least 90 % each."""
-    both = _supervised(evidence)
+def _native(both: Supervised) -> Finding:
     stepwise, final = both.get("stepwise"), both.get("final-only")
-    used = [record for record in (stepwise, final) if record is not None]
-    if not used:
-        return None
     rows: list[Row] = []
     said = []
     if stepwise is not None:
@@ -184,21 +197,20 @@ def native(evidence: Evidence) -> Finding | None:
         said.append(f"final-only {_counted(rows[-1])} at loop 3")
     worst = min(rows, key=lambda row: row.estimate.value)
     holds = at_least(worst.estimate.value, 0.90)
-    verdict = False if not holds else True if len(used) == 2 else None
-    return Finding(verdict, "; ".join(said), worst.estimate, worst.n, used)
+    verdict = False if not holds else True if len(both) == len(FORMS) else None
+    return Finding(verdict, "; ".join(said), worst.estimate, worst.n, [*both.values()])
 
 
-def antonym_steer(evidence: Evidence) -> Finding | None:
-    """With J at depths 5 to 8: final-only at least 70 %, stepwise at most 30 %."""
-    both = _supervised(evidence)
-    final, stepwise = both.get("final-only"), both.get("stepwise")
-    used = [record for record in (final, stepwise) if record is not None]
-    if not used:
-        return None
+def native(evidence: Evidence) -> Finding | None:
+    """Stepwise: deletion t after t loops, in the worst loop; final-only: the answer at loop 3.  At least 90 % each."""
+    return _told(map(_native, _supervised(evidence)))
+
+
+def _antonym_steer(both: Supervised) -> Finding:
     deep = range(TRAINED + 1, LONGEST + 1)
     row, low = (
         None if each is None else share("J", depth_right(each, 0, True, deep), unit="request")
-        for each in (final, stepwise)
+        for each in (both.get("final-only"), both.get("stepwise"))
     )
     verdicts = [
         row is None or at_least(row.estimate.value, 0.70),
@@ -207,18 +219,19 @@ def antonym_steer(evidence: Evidence) -> Finding | None:
     said = [percent(each.estimate.value) if each is not None else "not run" for each in (row, low)]
     shown = row or low
     assert shown is not None
-    verdict = False if not all(verdicts) else True if len(used) == 2 else None
-    return Finding(verdict, " vs ".join(said), shown.estimate, shown.n, used)
+    verdict = False if not all(verdicts) else True if len(both) == len(FORMS) else None
+    return Finding(verdict, " vs ".join(said), shown.estimate, shown.n, [*both.values()])
+
+
+def antonym_steer(evidence: Evidence) -> Finding | None:
+    """With J at depths 5 to 8: final-only at least 70 %, stepwise at most 30 %."""
+    return _told(map(_antonym_steer, _supervised(evidence)))
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------
 
 
-def continued(evidence: Evidence) -> Finding | None:
-    """Long requests from held-out starts: J+F at least 30 points above F alone, and above J alone and stopping."""
-    record = _largest(evidence, evidence.every(ITERATIONS))
-    if record is None:
-        return None
+def _continued(record: Record) -> Finding:
     right, trained = (
         {branch: iterated(record, split, branch, is_long) for branch in ("J+F", "F", "J", "stop")}
         for split in ("test", "train")
@@ -234,3 +247,8 @@ def continued(evidence: Evidence) -> Finding | None:
         "as in the paper"
     )
     return Finding(holds, ours, gain, len(right["F"]), [record])
+
+
+def continued(evidence: Evidence) -> Finding | None:
+    """Long requests from held-out starts: J+F at least 30 points above F alone, and above J alone and stopping."""
+    return _told(map(_continued, _ranked(evidence, evidence.every(ITERATIONS))))

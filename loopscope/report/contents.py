@@ -89,7 +89,10 @@ class Section:
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """A claim of the paper and what became of it.  `where` is the paper's section; `n` counts instances."""
+    """A claim of the paper and what became of it.  `where` is the paper's section; `n` counts instances.
+
+    `others` say what models gave that the verdict does not rest on.
+    """
 
     id: str
     where: str
@@ -103,6 +106,7 @@ class LedgerRow:
     scale: str = ""
     origin: str = ""
     command: str = ""
+    others: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """InputError for a verdict or an origin that does not exist."""

@@ -93,7 +93,7 @@ def _ledger_row(verdict: Verdict) -> LedgerRow:
     return LedgerRow(
         claim.id, claim.where, f"{claim.text} (holds if {claim.holds_if})", claim.paper, verdict.verdict, verdict.ours,
         interval, verdict.n, in_short(verdict.backbones), verdict.scale, origin,
-        verdict.command,
+        verdict.command, verdict.others,
     )  # fmt: skip
 
 

@@ -82,18 +82,23 @@ def _estimate(each: Estimate) -> str:
     return f'{ours} <span class="interval">[{percent(each.low)}, {percent(each.high)}]</span>'
 
 
+def _sides(said: Iterable[str]) -> str:
+    """Remarks below what a cell says."""
+    return "".join(f'<span class="side">{words(each)}</span>' for each in said)
+
+
 def ledger(rows: Sequence[LedgerRow], number: int) -> str:
     """Every claim with its verdict, the paper's value, ours, and how ours came about."""
 
     def line(row: LedgerRow) -> str:
         claim = f'<span class="id">{row.id}</span> {words(row.claim)}'
-        side = "".join(f'<span class="side">{words(each)}</span>' for each in (row.scale, row.origin) if each)
+        side = _sides(each for each in (row.scale, row.origin) if each)
         interval = f' <span class="interval">{words(row.interval)}</span>' if row.interval else ""
         return _row(
             _cell(verdict(row.verdict)),
             _name(f'{claim} <span class="side">Section {words(row.where)}</span>'),
             _cell(words(row.paper), label="paper"),
-            _cell(words(row.ours) + interval, label="ours"),
+            _cell(words(row.ours) + interval + _sides(row.others), label="ours"),
             _cell("" if row.n is None else f"{row.n:,}", number=True, label="n"),
             _cell(words(row.seeds) + side, label="measured on"),
             _cell(f"<code>{escape(row.command)}</code>" if row.command else "", label="command"),
