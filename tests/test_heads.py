@@ -155,6 +155,14 @@ class Drifting(Scripted):
         return (0, 0.1 * likely) if astray else (min(right, self.most), likely * self.most / 8)
 
 
+class Lucky(Scripted):
+    """Two answers of eight are right by chance without J, and so they are where J is undone."""
+
+    def score(self, program: Program) -> tuple[int, float]:
+        right, likely = super().score(program)
+        return max(right, 2), likely
+
+
 def scripted(
     monkeypatch: pytest.MonkeyPatch, needed: str, bench: type[Scripted] = Scripted, layers: int = 48
 ) -> Selection:
@@ -205,8 +213,8 @@ def test_where_patched_runs_drift_away_the_last_loop_alone_is_searched(monkeypat
 def test_where_no_layers_pass_the_loops_that_rescue_more_are_taken(
     monkeypatch: pytest.MonkeyPatch, bench: type[Scripted], loops: tuple[int, ...]
 ) -> None:
-    """Of loops that rescue alike, it is all of them.  Nothing may be damaged, so nothing passes at all."""
-    monkeypatch.setattr(heads, "LEAVES", -1.0)
+    """Of loops that rescue alike, it is all of them.  More must be rescued than there is, so nothing passes at all."""
+    monkeypatch.setattr(heads, "KEEPS", 2.0)
     found = scripted(monkeypatch, "2.0 4.3,5", bench, layers=4)
     assert (found.loops, found.passed, found.late, len(found.heads)) == (loops, False, (1, 2, 3, 4), 4 * 16)
 
@@ -218,6 +226,11 @@ def test_where_all_layers_rescue_little_heads_must_keep_nine_tenths_of_that(monk
     assert (str(found.heads), found.loops, found.passed, found.late) == ("2.0 4.3,5", (4,), False, (1, 2, 3, 4))
     monkeypatch.setattr(Drifting, "most", 0)  # nothing rescued is nothing to keep
     assert len(scripted(monkeypatch, "2.0 4.3,5", Drifting, layers=4).heads) == 4 * 16
+
+
+def test_damage_need_not_leave_less_than_the_unsteered_run_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scripted(monkeypatch, PAPER, Lucky)
+    assert (str(found.heads), found.loops, found.passed, found.unsteered) == (PAPER, (4,), True, 2)
 
 
 def test_a_map_that_brings_nothing_leaves_nothing_to_find() -> None:

@@ -6,7 +6,8 @@ run does not:
     rescue    the unsteered run with the steered run's attention patterns in the scope: how often is it right now?
     damage    the steered run with the unsteered run's patterns there: how often is it still right?
 
-A scope passes if rescue keeps nine tenths of the steered score and damage leaves at most one tenth.  The search:
+A scope passes if rescue keeps nine tenths of the steered score and damage leaves at most one tenth, or as little as the
+unsteered run has.  The search:
 
 1. the last third of the layers, then the last half, then all: the first that passes, all heads, loops 2..L; if none
    does, the same in the last loop alone, as a run that is patched loop after loop may drift away; if none does either,
@@ -48,7 +49,7 @@ STEP = "step"
 """What programs call the map."""
 
 KEEPS, LEAVES = 0.9, 0.1
-"""Shares of the steered score: what rescue must keep, and what damage may leave."""
+"""Shares of the steered score: what rescue must keep, and what damage may leave if the unsteered run has no more."""
 
 GROUPS, LAYERS, MOST_LAYERS = 4, 3, 10
 """Groups of step 2, layers of step 3, and how many layers all triples are tried of."""
@@ -209,7 +210,8 @@ class _Bench:
         scores = self._scores([*rescues, *damages])
         made = []
         for (heads, loops), saved, hurt in zip(scopes, scores[: len(scopes)], scores[len(scopes) :], strict=True):
-            passed = saved[0] >= max(1, KEEPS * self.rescuable) and hurt[0] <= LEAVES * self.steered_right
+            spared = max(LEAVES * self.steered_right, self.unsteered_right)
+            passed = saved[0] >= max(1, KEEPS * self.rescuable) and hurt[0] <= spared
             made.append(Tried(step, str(heads), loops, saved[0], hurt[0], saved[1], hurt[1], passed))
         self.tried += made
         return made

@@ -57,8 +57,8 @@ HOW = (
     "Heads are searched on discovery pairs and their number is fixed on confirmation pairs; all other numbers are from "
     "pairs that the search never saw. Rescue puts attention patterns of the steered run into the unsteered one, damage "
     f"the reverse; a scope passes if rescue keeps {100 * KEEPS:.0f} % of the steered score, or where no layers do, of "
-    f"what all layers rescue, and damage leaves at most {100 * LEAVES:.0f} %. The paper's are sixteen heads of three "
-    "late layers, at loop 4.",
+    f"what all layers rescue, and damage leaves at most {100 * LEAVES:.0f} %, or as little as the unsteered run has. "
+    "The paper's are sixteen heads of three late layers, at loop 4.",
 )
 
 
