@@ -228,6 +228,18 @@ def test_tables_have_the_papers_numbers_beside() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("test", "counts"),
+    [("steering", PAPER_STEERING), ("pattern-vs-output", PAPER_CONTENT), ("restoration", PAPER_RESTORATION)],
+)
+def test_rows_stand_in_one_order_whatever_order_files_give_them_in(
+    test: str, counts: Mapping[str, int | Mapping[str, int]]
+) -> None:
+    made = letters(test, counts)
+    turned = {where: dict(reversed(found.items())) for where, found in made.predictions.items()}
+    assert tables(replace(made, predictions=turned)) == tables(made)
+
+
 # ---- antonyms --------------------------------------------------------------------------------------------------------
 
 

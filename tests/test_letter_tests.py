@@ -15,9 +15,11 @@ from loopscope.lm.letter_pairs import pairs
 from loopscope.lm.letter_tests import (
     BASE,
     CONTENT,
+    LAYER,
     OTHER,
     REFERENCE,
     RESTORATION,
+    ROWS,
     SOURCE,
     STEERING,
     TESTS,
@@ -25,6 +27,7 @@ from loopscope.lm.letter_tests import (
     Measured,
     answer_tokens,
     conditions,
+    in_order,
     measure,
     question_tokens,
 )
@@ -121,6 +124,15 @@ def test_without_heads_nothing_is_patched(test: str) -> None:
     assert all(row.program == row.program.skeleton for row in rows.values())
     found = measured(test, None, count=4)
     assert found.first.keys() == rows.keys()
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_rows_have_an_order(test: str) -> None:
+    """That of `conditions`, whatever order a file gives them in; every row that there may be has a place."""
+    rows = [*conditions(test, 4, Chosen.of(Heads.parse(f"2.0 {LATE}.1"), PlantedWalker(), [4]))]
+    assert in_order(test, sorted(rows)) == in_order(test, rows[::-1]) == rows
+    assert tuple(dict.fromkeys(LAYER if row.startswith(LAYER) else row for row in rows)) == ROWS[test]
+    assert in_order(RESTORATION, ["all", "layer 10", "layer 9"]) == ["layer 9", "layer 10", "all"]
 
 
 def test_half_of_the_carriers_carry_half_of_the_names() -> None:

@@ -13,7 +13,7 @@ from loopscope.experiments.language_shares import Right, by_depth, difference, s
 from loopscope.experiments.records import Record, Row, Table
 from loopscope.lm import letter_walks
 from loopscope.lm.asking import answers_name
-from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, first_pairs
+from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, first_pairs, in_order
 from loopscope.lm.letters import NAMES
 from loopscope.stats import sign_test, wilson
 
@@ -71,7 +71,7 @@ def _errors(record: Record) -> str:
 
 def _steering(record: Record) -> list[Table]:
     rows = []
-    for name in record.predictions[STEERING]:
+    for name in in_order(STEERING, record.predictions[STEERING]):
         paper = PAPER_STEERING.get(name)
         rows.append(share(name, gives(record, STEERING, name), None if paper is None else paper / PAPER_PAIRS))
     note = _agreement(record, STEERING) + _errors(record)
@@ -93,7 +93,7 @@ def _steering(record: Record) -> list[Table]:
 def _along(record: Record) -> Table:
     said = record.predictions[f"{STEERING}{BY_LOOP}"]
     rows = []
-    for name in said:
+    for name in in_order(STEERING, said):
         if name != "steered":
             same = (said[name] == said["steered"]).numpy()
             rows += [share(f"{name}, loop {loop + 1}", same[:, loop]) for loop in range(same.shape[1])]
@@ -103,7 +103,7 @@ def _along(record: Record) -> Table:
 
 def _content(record: Record) -> list[Table]:
     rows = []
-    for name in record.predictions[CONTENT]:
+    for name in in_order(CONTENT, record.predictions[CONTENT]):
         for place, which in enumerate("BDE"):
             paper = PAPER_CONTENT[name][place] / PAPER_PAIRS if name in PAPER_CONTENT else None
             rows.append(share(f"{name}: {which}", gives(record, CONTENT, name, which), paper))
@@ -123,12 +123,13 @@ def _content(record: Record) -> list[Table]:
 
 def _restoration(record: Record) -> list[Table]:
     rows, mended = [], []
-    for name in record.predictions[RESTORATION]:
+    there = in_order(RESTORATION, record.predictions[RESTORATION])
+    for name in there:
         paper = PAPER_RESTORATION.get(name)
         rows.append(share(name, gives(record, RESTORATION, name), None if paper is None else paper / PAPER_PAIRS))
-    if "replaced" in record.predictions[RESTORATION] and broken(record).any():
+    if "replaced" in there and broken(record).any():
         published = {"selected": 1.0, "comparison": 0.0, "all": 1.0}
-        for name in record.predictions[RESTORATION]:
+        for name in there:
             if name not in ("clean", "reference", "replaced"):
                 mended.append(share(name, repaired(record, name), published.get(name)))
     note = _agreement(record, RESTORATION) + _errors(record)

@@ -56,6 +56,34 @@ NEW = 16
 BASE, SOURCE, REFERENCE = "base", "source", "reference"
 """Inputs of a pair: its two questions, and the base's rules with the start that leads to E."""
 
+LAYER = "layer "
+"""What rows of the restoration test are called that put back the chosen heads of one layer, before its number."""
+
+ROWS: Mapping[str, tuple[str, ...]] = {
+    STEERING: (
+        "unsteered", "steered", "rescue", "damage", "outputs", "values", "unrelated", "wrong loop", "late rescue",
+        "late damage", "self-pattern", "self-output", "comparison", "comparison damage", "complement",
+        "complement damage",
+    ),
+    CONTENT: (
+        BASE, SOURCE, REFERENCE, "pattern", "output", "values", "wrong loop", "self-pattern", "self-output",
+        "comparison pattern", "comparison output",
+    ),
+    RESTORATION: ("clean", REFERENCE, "replaced", "selected", "comparison", LAYER, "all"),
+}  # fmt: skip
+"""The rows of each test in their order, which files do not keep."""
+
+
+def in_order(test: str, names: Iterable[str]) -> list[str]:
+    """Rows of a test as `conditions` has them."""
+
+    def place(name: str) -> tuple[int, int]:
+        if name.startswith(LAYER):
+            return ROWS[test].index(LAYER), int(name.removeprefix(LAYER))
+        return ROWS[test].index(name), 0
+
+    return sorted(names, key=place)
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -190,7 +218,7 @@ def _restoration(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
     if chosen.comparison:
         found["comparison"] = Condition(restored(chosen.comparison), whole=True)
     for layer in chosen.heads.by_layer:
-        found[f"layer {layer}"] = Condition(restored(chosen.heads.of_layer(layer)))
+        found[f"{LAYER}{layer}"] = Condition(restored(chosen.heads.of_layer(layer)))
     found["all"] = Condition(restored(affected), whole=True, like="clean")
     return found
 

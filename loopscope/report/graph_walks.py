@@ -90,9 +90,10 @@ def _ledger_row(verdict: Verdict) -> LedgerRow:
     origin = ""
     if verdict.fresh or verdict.stored:
         origin = NOW if not verdict.stored else STORED if not verdict.fresh else BOTH
+    named = "" if claim.experiment in LANGUAGE else in_short(verdict.backbones)  # whose scale says which
     return LedgerRow(
         claim.id, claim.where, f"{claim.text} (holds if {claim.holds_if})", claim.paper, verdict.verdict, verdict.ours,
-        interval, verdict.n, in_short(verdict.backbones), verdict.scale, origin,
+        interval, verdict.n, named, verdict.scale, origin,
         verdict.command, verdict.others,
     )  # fmt: skip
 

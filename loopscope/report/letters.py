@@ -221,7 +221,7 @@ def _path(found: Mapping[str, Selection]) -> Figure:
         ]  # fmt: skip
         steered = each.steered / each.pairs
         panels[f"{label}: {each.steered} of {each.pairs} steered, {each.unsteered} unsteered"] = Search(
-            made, KEEPS * steered, LEAVES * steered
+            made, KEEPS * steered, max(LEAVES * steered, each.unsteered / each.pairs)
         )
     caption = (
         "Every scope that was tried, step by step: late layers, groups of them, three layers, their heads (each left "
