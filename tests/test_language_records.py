@@ -191,6 +191,22 @@ def test_fresh_records_come_first_then_the_largest_model() -> None:
     assert in_short(["smollm2-135m", "d8l6-3", "d8l6-4", "ouro"]) == "smollm2-135m; ouro; d8l6-3, 4"
 
 
+def test_a_claim_is_decided_by_the_largest_model_that_can() -> None:
+    """J does nothing for the large one, so that only the small one has answers that could be destroyed."""
+    small = letters("steering", PAPER_STEERING)
+    large = replace(
+        letters("steering", {"unsteered": 0, "steered": 3}),
+        facts=replace(small.facts, name="large"),
+        notes={"model": {**ABOUT["model"], "parameters": 360_000_000}},
+    )
+    found = verdicts(small, large)
+    assert (found["letter.steer"].verdict, found["letter.steer"].backbones) == (FAILS, ("large",))
+    assert (found["letter.damage"].verdict, found["letter.damage"].backbones) == (HOLDS, ("smollm2-135m",))
+    assert found["letter.damage"].others == ("large: no heads were chosen, not decided",)
+    now = {each.claim.id: each for each in decide(Evidence([small], [large]))}["letter.damage"]
+    assert (now.verdict, now.fresh) == (NOT_RUN, 1)
+
+
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize(
     "unlike", [{"boundary": "none", "loops": 4}, {"boundary": "norm", "loops": 8}, {"boundary": "none", "loops": 8}]

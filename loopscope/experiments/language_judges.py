@@ -1,10 +1,10 @@
 """Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
 
-Where several models were measured, those measured just now come first, and of these the largest counts; of several as
-large, one whose loops end as the published model's do, then one that makes as many loops, then the one asked most, and
-then the first by name.  A claim on two ways to supervise is judged on models of one size and as many loops.  What the
-others say is told beside.  A claim about what destroys or repairs an answer is not judged where there is nothing to
-destroy or repair.
+Where several models were measured, those measured just now come first, and of these the largest that can decide a
+claim counts; of several as large, one whose loops end as the published model's do, then one that makes as many loops,
+then the one asked most, and then the first by name.  What the others say is told beside.  A claim on two ways to
+supervise takes models of one size and as many loops.  A claim about what destroys or repairs an answer takes a model
+that has answers to destroy or repair.
 """
 
 from __future__ import annotations
@@ -46,10 +46,21 @@ def _ranked(evidence: Evidence, records: Iterable[Record]) -> list[Record]:
     return sorted(named, key=lambda each: _rank(evidence, each), reverse=True)
 
 
-def _told(findings: Iterable[Finding]) -> Finding | None:
-    """The first finding, with the others beside."""
+def _told(evidence: Evidence, findings: Iterable[Finding]) -> Finding | None:
+    """The finding that counts, of those that come best first: the first that decides; the others beside it.
+
+    What was measured just now is not passed over for what was not, even if it does not decide.
+    """
     every = tuple(findings)
-    return replace(every[0], others=every[1:]) if every else None
+    if not every:
+        return None
+
+    def fresh(finding: Finding) -> bool:
+        return any(map(evidence.is_fresh, finding.used))
+
+    decides = (each for each in every if each.holds is not None and fresh(each) == fresh(every[0]))
+    first = next(decides, every[0])
+    return replace(first, others=tuple(each for each in every if each is not first))
 
 
 def _on_letters(test: str, judge: Callable[[Record], Finding]) -> Judge:
@@ -57,7 +68,7 @@ def _on_letters(test: str, judge: Callable[[Record], Finding]) -> Judge:
 
     def on_all(evidence: Evidence) -> Finding | None:
         records = [each for each in evidence.every(LETTERS) if test in each.predictions]
-        return _told(map(judge, _ranked(evidence, records)))
+        return _told(evidence, map(judge, _ranked(evidence, records)))
 
     return on_all
 
@@ -203,7 +214,7 @@ def _native(both: Supervised) -> Finding:
 
 def native(evidence: Evidence) -> Finding | None:
     """Stepwise: deletion t after t loops, in the worst loop; final-only: the answer at loop 3.  At least 90 % each."""
-    return _told(map(_native, _supervised(evidence)))
+    return _told(evidence, map(_native, _supervised(evidence)))
 
 
 def _antonym_steer(both: Supervised) -> Finding:
@@ -225,7 +236,7 @@ def _antonym_steer(both: Supervised) -> Finding:
 
 def antonym_steer(evidence: Evidence) -> Finding | None:
     """With J at depths 5 to 8: final-only at least 70 %, stepwise at most 30 %."""
-    return _told(map(_antonym_steer, _supervised(evidence)))
+    return _told(evidence, map(_antonym_steer, _supervised(evidence)))
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------
@@ -251,4 +262,4 @@ def _continued(record: Record) -> Finding:
 
 def continued(evidence: Evidence) -> Finding | None:
     """Long requests from held-out starts: J+F at least 30 points above F alone, and above J alone and stopping."""
-    return _told(map(_continued, _ranked(evidence, evidence.every(ITERATIONS))))
+    return _told(evidence, map(_continued, _ranked(evidence, evidence.every(ITERATIONS))))
