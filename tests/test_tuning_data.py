@@ -172,6 +172,8 @@ def test_depths_grow_from_one() -> None:
         assert depths == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}]
         assert [grown.loops_at(grown.level_at(update)) for update in (0, 10, 30)] == [1, 2, 4]
         assert replace(grown, stepwise=False).loops_at(1) == 4
+        asked = recipe(f"small-{task}-map", ["grow_every=10", *["loops=4", "pace=2"] * (task == "letter")])
+        assert (asked.levels, asked.depth_at(1), asked.loops_at(1)) == (8, 1, asked.loops)
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
 
 

@@ -206,6 +206,17 @@ def test_a_map_is_fitted_to_the_frozen_model_and_helps(tmp_path: Path) -> None:
     assert said.tokens.shape == (1, 3)
 
 
+def test_a_map_by_steps_may_grow_from_depth_one(tmp_path: Path) -> None:
+    """The general text beside goes through all loops, so that there is a map to learn at depth 1, too."""
+    folder = tuning_folder(tmp_path / "llama")
+    recipe = small("smol-letter-map", "loops=2", "grow_every=1", "updates=2")
+    done = tune(folder, recipe, tmp_path / "none", tmp_path / "store")
+    asked = set().union(*(row["answers"] for row in done.history if "answers" in row))
+    assert asked == {"1 in 2", "2 in 2"}
+    x = torch.ones((1, 1, load(folder).width), dtype=torch.float16)  # as the map is saved
+    assert not torch.equal(load_map(done.folder)(x), x)
+
+
 def test_checks_see_what_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the questions of the check as the examples of every update, a small model learns their answers by heart."""
     from loopscope.lm import letters

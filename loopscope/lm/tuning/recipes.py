@@ -165,8 +165,8 @@ class Recipe:
 
     @property
     def levels(self) -> int:
-        """How many levels there are: depths to the deepest, then paces."""
-        return self.deepest + round(2 * (self.pace - 1))
+        """How many levels there are: depths to the deepest, then, of look-ups, paces."""
+        return self.deepest + (round(2 * (self.pace - 1)) if self.text == "look-ups" else 0)
 
     @property
     def every_stage(self) -> bool:
@@ -191,8 +191,8 @@ class Recipe:
         return 1 + max(0, level - self.deepest) / 2
 
     def loops_at(self, level: int) -> int:
-        """The most often that F is called in an update of look-ups at a level."""
-        return min(self.loops, level) if self.stepwise else self.loops
+        """The most often that F is called in an update at a level: for questions always as often."""
+        return min(self.loops, level) if self.stepwise and self.text == "look-ups" else self.loops
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""
