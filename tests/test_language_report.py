@@ -418,6 +418,11 @@ def test_two_backbones_of_one_supervision_are_both_shown() -> None:
     ]  # fmt: skip
     same = by_form([as_model(antonyms(form, 2, 4, 8), "m", key=form) for form in ("final-only", "stepwise")])
     assert [(label, form) for label, form, _ in same] == [("m (135M)", "final-only"), ("m (135M)", "stepwise")]
+    named = {"final-only": "ab", "stepwise": "bc"}
+    mixed = by_form([as_model(antonyms(form, 2, 4, 8), name) for form, names in named.items() for name in names])
+    assert [(label[0], form) for label, form, _ in mixed] == [
+        ("b", "final-only"), ("b", "stepwise"), ("a", "final-only"), ("c", "stepwise"),
+    ]  # fmt: skip
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------

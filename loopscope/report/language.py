@@ -79,10 +79,16 @@ def antonyms_section(evidence: Evidence) -> Section | None:
 def by_form(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
     """Name, supervision and record of all models: final-only and stepwise ones by turns, the largest first.
 
-    Two backbones of one model may have one name: supervision tells them apart.
+    Two backbones of one model may have one name: supervision tells them apart.  They stand together, before models that
+    have one of them alone.
     """
     alike = {form: [each for each in records if each.settings["supervision"] == form] for form in antonym_tests.FORMS}
-    forms = [[(label, form, each) for label, each in _labelled(some).items()] for form, some in alike.items()]
+    named = {form: _labelled(some) for form, some in alike.items()}
+    both = set.intersection(*map(set, named.values()))
+    forms = [
+        [(label, form, found[label]) for label in sorted(found, key=lambda each: each not in both)]
+        for form, found in named.items()
+    ]
     return [each for some in zip_longest(*forms) for each in some if each is not None]
 
 
