@@ -19,13 +19,12 @@ from loopscope.experiments.evidence import Evidence, in_short
 from loopscope.experiments.language import (
     LANGUAGE,
     LanguageSubject,
-    how_much,
     measure_antonyms,
     measure_iterations,
     measure_letters,
-    scale_of,
     selection_of,
 )
+from loopscope.experiments.language_names import how_much, scale_of
 from loopscope.experiments.language_tables import PAPER_LONG, tables
 from loopscope.experiments.letter_tables import walked
 from loopscope.experiments.records import Facts, Record, records

@@ -155,7 +155,7 @@ def _show(made: list[Record], as_json: bool) -> None:
 
 def print_record(record: Record) -> None:
     """The tables of a record."""
-    from loopscope.experiments.language import scale_of
+    from loopscope.experiments.language_names import scale_of
     from loopscope.experiments.language_tables import tables
 
     for table in tables(record):
@@ -175,7 +175,7 @@ def record_json(record: Record) -> dict[str, Any]:
     """A record with its tables, for --json."""
     from dataclasses import asdict
 
-    from loopscope.experiments.language import scale_of
+    from loopscope.experiments.language_names import scale_of
     from loopscope.experiments.language_tables import tables
 
     return {

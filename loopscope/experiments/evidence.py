@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any, get_args
 
 from loopscope.experiments import language_tables
-from loopscope.experiments.language import LANGUAGE, scale_of, subject_of
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language_names import scale_of, subject_of
 from loopscope.experiments.records import Record, Row, Table, percent
 from loopscope.experiments.suite import EXPERIMENTS, Role, Selection, selection
 from loopscope.stats import Estimate, Spread, mean_sd

@@ -16,7 +16,8 @@ from itertools import zip_longest
 import numpy as np
 
 from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS, parameters_of
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
+from loopscope.experiments.language_names import parameters_of
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import depth_right, is_long, iterated, long_prompts, readout_right
 from loopscope.experiments.letter_tables import broken, gives, repaired

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import HEADS, LANGUAGE, LETTERS, identity, selection_of
+from loopscope.experiments.language import HEADS, LANGUAGE, LETTERS, selection_of
+from loopscope.experiments.language_names import identity
 from loopscope.experiments.letter_tables import PAPER_CONTENT, PAPER_PAIRS
 from loopscope.experiments.records import Record, Row
 from loopscope.lm.heads import KEEPS, LEAVES, Heads, Selection, Tried

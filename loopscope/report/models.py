@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import LANGUAGE, how_much, identity, in_millions, parameters_of
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language_names import how_much, identity, in_millions, parameters_of
 from loopscope.experiments.records import Record, Row
 from loopscope.lm.asking import answers_name
 from loopscope.report.contents import Grid, Listing

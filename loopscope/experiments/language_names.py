@@ -1,0 +1,64 @@
+"""How records of language models are told: which model, map and run they are of, its size, how much was asked."""
+
+from __future__ import annotations
+
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.records import Record
+from loopscope.lm import antonym_tests, iteration_tests
+from loopscope.lm.letter_pairs import SETS
+from loopscope.lm.letter_walks import LETTERS as WALKED
+
+AMOUNTS = ("pairs", "letters", "sequences", "cases", "dtype")
+"""Settings that say how much was asked, and how exactly; of records that differ in them alone, one is enough."""
+
+
+def identity(record: Record) -> tuple[str, ...]:
+    """The model, its map and how it was run: name, weights, map, loops, what ends a loop."""
+    settings, step = record.settings, record.notes.get("map", {})
+    run = (str(settings.get("loops", record.facts.loops)), str(settings.get("boundary", "")))
+    return record.facts.name, record.facts.key, str(step.get("key", "")), *run
+
+
+def subject_of(record: Record) -> tuple[str, ...]:
+    """What one record is enough of: the identity, and what was asked, however much of it."""
+    asked = (f"{name} {value}" for name, value in sorted(record.settings.items()) if name not in AMOUNTS)
+    return *identity(record), *asked
+
+
+def parameters_of(record: Record) -> int:
+    """How many parameters the model has."""
+    return int(record.notes["model"]["parameters"])
+
+
+def scale_of(record: Record) -> str:
+    """The model and its size and loops beside the published one's, and how much of the test was asked."""
+    published, parameters = LANGUAGE[record.experiment], parameters_of(record)
+    model = f"{record.facts.name} ({in_millions(parameters)} parameters)"
+    if parameters != published.parameters:
+        model = f"{model} in place of {published.published_on}"
+    loops, dtype = record.settings.get("loops"), record.settings.get("dtype")
+    run = f", {loops} loops instead of {published.loops}" if loops not in (None, published.loops) else ""
+    return f"{model}{run}, {how_much(record)}" + (f", in {dtype}" if dtype else "")
+
+
+def how_much(record: Record) -> str:
+    """How much of the test was asked."""
+    match record.settings:
+        case {"set": str(name), "pairs": int(count)}:
+            return f"{count} of {SETS[name].size} pairs" if count < SETS[name].size else f"{count} pairs"
+        case {"letters": int(count)}:
+            return f"{count} of {WALKED} graphs" if count < WALKED else f"{count} graphs"
+        case {"sequences": int(count)}:
+            every = antonym_tests.SEQUENCES
+            return f"{count} of {every} sequences" if count < every else f"{count} sequences"
+        case {"cases": int(count)}:
+            every = iteration_tests.CASES
+            if count < every:
+                return f"{count} of {every} cases for each task, k and set of starts"
+            return "2,560 requests, half of them from held-out starts"
+    return "discovery pairs"
+
+
+def in_millions(count: int) -> str:
+    """A number of parameters as it is told: 2.7B, 135M."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M" if count >= 1e6 else f"{count:,}"
