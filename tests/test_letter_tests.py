@@ -19,7 +19,6 @@ from loopscope.lm.letter_tests import (
     OTHER,
     REFERENCE,
     RESTORATION,
-    ROWS,
     SOURCE,
     STEERING,
     TESTS,
@@ -30,6 +29,7 @@ from loopscope.lm.letter_tests import (
     in_order,
     measure,
     question_tokens,
+    rows,
 )
 from loopscope.lm.letters import NAMES
 from loopscope.maps import Dense
@@ -120,18 +120,18 @@ def test_whole_names_agree_with_first_tokens_and_batches_do_not_matter(test: str
 
 @pytest.mark.parametrize("test", TESTS)
 def test_without_heads_nothing_is_patched(test: str) -> None:
-    rows = conditions(test, 4, None)
-    assert all(row.program == row.program.skeleton for row in rows.values())
+    made = conditions(test, 4, None)
+    assert all(row.program == row.program.skeleton for row in made.values())
     found = measured(test, None, count=4)
-    assert found.first.keys() == rows.keys()
+    assert found.first.keys() == made.keys()
 
 
 @pytest.mark.parametrize("test", TESTS)
 def test_rows_have_an_order(test: str) -> None:
     """That of `conditions`, whatever order a file gives them in; every row that there may be has a place."""
-    rows = [*conditions(test, 4, Chosen.of(Heads.parse(f"2.0 {LATE}.1"), PlantedWalker(), [4]))]
-    assert in_order(test, sorted(rows)) == in_order(test, rows[::-1]) == rows
-    assert tuple(dict.fromkeys(LAYER if row.startswith(LAYER) else row for row in rows)) == ROWS[test]
+    made = [*conditions(test, 4, Chosen.of(Heads.parse(f"2.0 {LATE}.1"), PlantedWalker(), [4]))]
+    assert in_order(test, sorted(made)) == in_order(test, made[::-1]) == made
+    assert tuple(dict.fromkeys(LAYER if row.startswith(LAYER) else row for row in made)) == rows(test)
     assert in_order(RESTORATION, ["all", "layer 10", "layer 9"]) == ["layer 9", "layer 10", "all"]
 
 

@@ -179,6 +179,11 @@ def late_layers(layers: int, share: int = 3) -> tuple[int, ...]:
     return tuple(range(layers - max(1, layers // share) + 1, layers + 1))
 
 
+def may_leave(steered: int, unsteered: int) -> float:
+    """How many answers damage may leave, of so many that are right when steered and when not."""
+    return max(LEAVES * steered, float(unsteered))
+
+
 Scope = tuple[Heads, tuple[int, ...]]
 """Some heads in some loops."""
 
@@ -210,7 +215,7 @@ class _Bench:
         scores = self._scores([*rescues, *damages])
         made = []
         for (heads, loops), saved, hurt in zip(scopes, scores[: len(scopes)], scores[len(scopes) :], strict=True):
-            spared = max(LEAVES * self.steered_right, self.unsteered_right)
+            spared = may_leave(self.steered_right, self.unsteered_right)
             passed = saved[0] >= max(1, KEEPS * self.rescuable) and hurt[0] <= spared
             made.append(Tried(step, str(heads), loops, saved[0], hurt[0], saved[1], hurt[1], passed))
         self.tried += made

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from jaxtyping import Int, UInt8
@@ -58,31 +59,6 @@ BASE, SOURCE, REFERENCE = "base", "source", "reference"
 
 LAYER = "layer "
 """What rows of the restoration test are called that put back the chosen heads of one layer, before its number."""
-
-ROWS: Mapping[str, tuple[str, ...]] = {
-    STEERING: (
-        "unsteered", "steered", "rescue", "damage", "outputs", "values", "unrelated", "wrong loop", "late rescue",
-        "late damage", "self-pattern", "self-output", "comparison", "comparison damage", "complement",
-        "complement damage",
-    ),
-    CONTENT: (
-        BASE, SOURCE, REFERENCE, "pattern", "output", "values", "wrong loop", "self-pattern", "self-output",
-        "comparison pattern", "comparison output",
-    ),
-    RESTORATION: ("clean", REFERENCE, "replaced", "selected", "comparison", LAYER, "all"),
-}  # fmt: skip
-"""The rows of each test in their order, which files do not keep."""
-
-
-def in_order(test: str, names: Iterable[str]) -> list[str]:
-    """Rows of a test as `conditions` has them."""
-
-    def place(name: str) -> tuple[int, int]:
-        if name.startswith(LAYER):
-            return ROWS[test].index(LAYER), int(name.removeprefix(LAYER))
-        return ROWS[test].index(name), 0
-
-    return sorted(names, key=place)
 
 
 @dataclass(frozen=True)
@@ -221,6 +197,25 @@ def _restoration(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
         found[f"{LAYER}{layer}"] = Condition(restored(chosen.heads.of_layer(layer)))
     found["all"] = Condition(restored(affected), whole=True, like="clean")
     return found
+
+
+@cache
+def rows(test: str) -> tuple[str, ...]:
+    """All rows that a test may have, in their order, which files do not keep; LAYER stands for those of layers."""
+    one, other = Heads(((1, 0),)), Heads(((1, 1),))
+    found = conditions(test, 2, Chosen(one, comparison=other, complement=other, late=one, loops=(2,)))
+    return tuple(LAYER if name.startswith(LAYER) else name for name in found)
+
+
+def in_order(test: str, names: Iterable[str]) -> list[str]:
+    """Rows of a test as `conditions` has them."""
+
+    def place(name: str) -> tuple[int, int]:
+        if name.startswith(LAYER):
+            return rows(test).index(LAYER), int(name.removeprefix(LAYER))
+        return rows(test).index(name), 0
+
+    return sorted(names, key=place)
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------

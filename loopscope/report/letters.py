@@ -11,9 +11,9 @@ from loopscope.experiments.language import HEADS, LANGUAGE, LETTERS, selection_o
 from loopscope.experiments.language_names import identity
 from loopscope.experiments.letter_tables import PAPER_CONTENT, PAPER_PAIRS
 from loopscope.experiments.records import Record, Row
-from loopscope.lm.heads import KEEPS, LEAVES, Heads, Selection, Tried
+from loopscope.lm.heads import KEEPS, LEAVES, Heads, Selection, Tried, may_leave
 from loopscope.lm.letter_pairs import SETS
-from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING, TESTS
+from loopscope.lm.letter_tests import CONTENT, LAYER, RESTORATION, STEERING, TESTS, in_order
 from loopscope.lm.letter_walks import WALKS
 from loopscope.report.contents import Figure, Grid, Listing, Section
 from loopscope.report.dots import Search, Spot, Step, dots, searches
@@ -222,7 +222,7 @@ def _path(found: Mapping[str, Selection]) -> Figure:
         ]  # fmt: skip
         steered = each.steered / each.pairs
         panels[f"{label}: {each.steered} of {each.pairs} steered, {each.unsteered} unsteered"] = Search(
-            made, KEEPS * steered, max(LEAVES * steered, each.unsteered / each.pairs)
+            made, KEEPS * steered, may_leave(each.steered, each.unsteered) / each.pairs
         )
     caption = (
         "Every scope that was tried, step by step: late layers, groups of them, three layers, their heads (each left "
@@ -312,8 +312,8 @@ def _full(name: str, said: str) -> str:
 
 def _by_layer(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
     """Conditions that put back the chosen heads of one layer, in order."""
-    layers = {name for found in rows.values() for name in found if name.startswith("layer ")}
-    return {name: f"at the chosen heads of {name}" for name in sorted(layers, key=_number)}
+    layers = {name for found in rows.values() for name in found if name.startswith(LAYER)}
+    return {name: f"at the chosen heads of {name}" for name in in_order(RESTORATION, layers)}
 
 
 def _spots(told: Mapping[str, str], rows: Mapping[str, Mapping[str, Row]]) -> list[Spot]:
@@ -378,10 +378,6 @@ def _restoration(
     )
     filled = {group: spots for group, spots in groups.items() if spots}
     return dots("letters-restoration", "Outputs of the chosen heads repair", caption, filled, series)
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition(" ")[2])
 
 
 def _often(rows: Mapping[str, Mapping[str, Row]]) -> str:
