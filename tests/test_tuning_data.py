@@ -22,7 +22,7 @@ from loopscope.lm.text import load_tokenizer
 from loopscope.lm.tuning.batches import Reading, Row, chat_rows, text_rows, units
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.questions import Earlier, Example, Text, Turn, examples, joined, questions, texts
-from loopscope.lm.tuning.recipes import RECIPES, recipe
+from loopscope.lm.tuning.recipes import RECIPES, Recipe, recipe
 from loopscope.lm.tuning.trainer import answers_since
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.tuning_tiny import small, tuning_data, tuning_folder
@@ -82,7 +82,7 @@ def test_examples_are_those_of_the_tasks() -> None:
 def test_a_map_by_steps_learns_after_every_loop_that_has_a_map(task: str) -> None:
     by_step = recipe(f"smol-{task}-map")
     whole = replace(by_step, stepwise=False, pace=1.0)
-    runs = by_step.read_after
+    runs = tuple(by_step.read_after(by_step.levels))
     assert runs == ((1,) if task == "antonym" else ()) + (2, 3, 4, 5, 6, 7, 8)
     for mine, plain in zip(examples(by_step, 3), examples(whole, 3), strict=True):
         assert replace(mine, earlier=()) == plain
@@ -93,7 +93,7 @@ def test_a_map_by_steps_learns_after_every_loop_that_has_a_map(task: str) -> Non
     assert {each.depth for each in examples(by_step, 3)} == set(range(1, 9))
     assert {each.loops for each in questions(by_step)} == {by_step.loops}  # checks are of the whole run
     if task == "letter":  # the answers after fewer steps are those of the same graph
-        letter = letter_training.training(letter_training.Stage(by_step.seed, 40, 8), 0)[7]
+        letter = letter_training.training(letter_training.Stage(by_step.seed, (*range(1, 9),) * 5), 0)[7]
         assert letter.k == 8
         wanted = [(letter.taker(letter.start, steps), steps, steps) for steps in range(2, 8)]
         assert list(examples(by_step, 0)[7].earlier) == wanted
@@ -106,7 +106,7 @@ def test_weights_by_steps_learn_after_every_loop_of_one_run() -> None:
     asked = examples(by_step, 0)
     assert len(asked) == by_step.examples
     for mine, letter in zip(
-        asked, letter_training.training(letter_training.Stage(by_step.seed, 40, 4), 0), strict=True
+        asked, letter_training.training(letter_training.Stage(by_step.seed, (1, 2, 3, 4) * 10), 0), strict=True
     ):
         assert (mine.loops, mine.depth, mine.answer) == (4, letter.k, letter.taker(letter.start, letter.k))
         steps = [min(loops, letter.k) for loops in (1, 2, 3)]
@@ -172,9 +172,39 @@ def test_depths_grow_from_one() -> None:
         assert depths == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}]
         assert [grown.loops_at(grown.level_at(update)) for update in (0, 10, 30)] == [1, 2, 4]
         assert replace(grown, stepwise=False).loops_at(1) == 4
-        asked = recipe(f"small-{task}-map", ["grow_every=10", *["loops=4", "pace=2"] * (task == "letter")])
-        assert (asked.levels, asked.depth_at(1), asked.loops_at(1)) == (8, 1, asked.loops)
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
+
+
+def test_a_map_may_begin_with_a_depth_and_ask_mostly_for_the_newest() -> None:
+    given = ["grow_every=10", "grow_from=5", "newest=0.5", "examples=16"]
+    for task in ("letter", "antonym"):
+        grown = recipe(f"smol-{task}-map", given)
+        assert [grown.level_at(update) for update in (0, 9, 10, 29, 30, 900)] == [5, 5, 6, 7, 8, 8]
+        assert [grown.loops_at(level) for level in (1, 5, 7, 8)] == [grown.first_read, 5, 7, 8]
+        for update, level in ((0, 5), (25, 7), (40, 8)):
+            asked = examples(grown, update)
+            assert {each.loops for each in asked} == {level}
+            depths = Counter(each.depth for each in asked)
+            assert set(depths) == set(range(1, level + 1))
+            assert 8 < depths[level] <= 10
+            for each in asked:
+                assert [one.loops for one in each.earlier] == [*range(grown.first_read, level)]
+                assert [one.depth for one in each.earlier] == [min(each.depth, one.loops) for one in each.earlier]
+        templates = Counter(
+            (letter.k, letter.template)
+            for update in range(20)
+            for letter in letter_training.training(letter_training.Stage(0, depths_of(grown, update)), update)
+        )
+        assert len(templates) == 30  # every depth of the first two levels comes with each of the five templates
+        assert all(each.depth == 5 for each in examples(replace(grown, newest=1.0), 0))
+    slower = recipe("smol-letter-map", [*given, "loops=4", "pace=2", "newest=1"])
+    assert [slower.loops_at(level) for level in (1, 4, 5, 6, 7, 8)] == [2, 2, 3, 3, 4, 4]
+    assert [each.depth for each in examples(slower, 0)[0].earlier] == [4]
+    assert replace(grown, stepwise=False).loops_at(5) == 8
+
+
+def depths_of(given: Recipe, update: int) -> tuple[int, ...]:
+    return tuple(each.depth for each in examples(given, update))
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -5,6 +5,7 @@ All of it is a function of (recipe, update) alone, and of nothing that is evalua
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -90,8 +91,8 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
 
     `level` says how deep they ask (default: by the recipe's schedule).
     """
-    deepest = recipe.depth_at(recipe.level_at(turn) if level is None else level)
-    asked = list(_asked_for(recipe, turn, deepest))
+    level = recipe.level_at(turn) if level is None else level
+    asked = list(_asked_for(recipe, turn, recipe.depth_at(level)))
     if not recipe.stepwise:
         return tuple(Example(prompt, stages[-1], recipe.loops, len(stages)) for prompt, stages in asked)
     if recipe.every_stage:
@@ -102,7 +103,7 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
         )
     made = []
     for prompt, stages in asked:
-        steps = {loops: min(len(stages), int(recipe.pace * loops)) for loops in recipe.read_after}
+        steps = {loops: min(len(stages), int(recipe.pace * loops)) for loops in recipe.read_after(level)}
         *earlier, (answer, loops, depth) = (Earlier(stages[depth - 1], loops, depth) for loops, depth in steps.items())
         made.append(Example(prompt, answer, loops, depth, tuple(earlier)))
     return tuple(made)
@@ -111,17 +112,31 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
 def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, Sequence[str]]]:
     """Every question's prompt, and the answers after 1, 2, ... steps to the one that it asks for."""
     if recipe.task == "letter":
-        for letter in letter_training.training(letter_training.Stage(recipe.seed, recipe.examples, deepest), turn):
+        stage = letter_training.Stage(recipe.seed, _depths(recipe, turn, deepest))
+        for letter in letter_training.training(stage, turn):
             yield letters.prompt(letter), _takers(letter)
     elif recipe.task == "antonym":
-        depths = [deepest if recipe.every_stage else 1 + j % deepest for j in range(recipe.examples)]
-        for request in antonyms.requests(turn, recipe.seed, depths, recipe.form):
+        for request in antonyms.requests(turn, recipe.seed, _depths(recipe, turn, deepest), recipe.form):
             yield request.prompt, request.stages
     else:
         rounds = recipe.examples // len(iteration_tasks.TASKS)
         for number in range(rounds * turn, rounds * (turn + 1)):
             for each in iterations.requests(number, deepest=deepest, seed=recipe.seed, wider=recipe.starts == "wider"):
                 yield each.prompt, _iterated(each)
+
+
+def _depths(recipe: Recipe, turn: int, deepest: int) -> tuple[int, ...]:
+    """The depths of an update's questions: in turn, or as many of the largest as the recipe says and the rest in turn.
+
+    The latter are in any order, so that no depth belongs to a template, as those take turns themselves.
+    """
+    if recipe.every_stage:
+        return (deepest,) * recipe.examples
+    most = round(recipe.newest * recipe.examples)
+    depths = [deepest] * most + [1 + j % deepest for j in range(recipe.examples - most)]
+    if most:
+        random.Random(turn).shuffle(depths)
+    return tuple(depths)
 
 
 def _takers(letter: letters.Letter) -> list[str]:

@@ -36,13 +36,15 @@ class Recipe:
       ends a call (None: as the folder has it).
     - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
       questions and answers (`per_text` questions, sequences or rounds), of which every token is.
-    - `deepest` is the largest depth asked for, reached from 1 in levels of one every `grow_every` updates (0: at once).
-      With `grow_at`, the next level is taken only if in those updates this share of the answers at the present deepest
-      depth began right, each looked at before it was learned from; otherwise the level stays for as many updates more.
+    - `deepest` is the largest depth asked for, reached from `grow_from` in levels of one every `grow_every` updates
+      (0: at once).  With `grow_at`, the next level is taken only if in those updates this share of the answers at the
+      present deepest depth began right, each looked at before it was learned from; otherwise the level stays for as
+      many updates more.  This share of questions, `newest`, is of the present deepest depth, the others of all in turn.
     - `stepwise`: a run of t loops learns the answer after step t.  A question is run once and learned after every loop,
       or, if a map is fitted, after every loop that has a map before or after it: after loop t with the answer of at
-      most `pace` t steps.  So weights or a map are told what each loop must do, not only what all must.  A question of
-      antonyms that weights are trained on is run `deepest` times instead, as in the paper.
+      most `pace` t steps.  So weights or a map are told what each loop must do, not only what all must.  Below the
+      highest level there are no more loops than its depth takes.  A question of antonyms that weights are trained on is
+      run `deepest` times instead, as in the paper.
       Of look-ups, half of the texts are run for d loops, d the largest depth asked for, the others for 1 to d in turn,
       and every answer in a text is the one after at most as many steps; the general text beside is run for d loops.
       So a loop is taught a step, not only a whole run all of its steps, and a model which was never looped begins with
@@ -87,6 +89,8 @@ class Recipe:
     clip: float = 1.0
     grow_every: int = 0
     grow_at: float | None = None
+    grow_from: int = 1
+    newest: float = 0.0
     text: Literal["questions", "look-ups"] = "questions"
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
@@ -130,6 +134,15 @@ class Recipe:
                 f"grow_at is above 0 to 1 and looked at every grow_every updates, not {self.grow_at} every "
                 f"{self.grow_every}"
             )
+        if not 1 <= self.grow_from <= self.deepest or (self.grow_from > 1 and not self.grow_every):
+            raise InputError(
+                f"depth grows from 1 to {self.deepest} every grow_every updates, not from {self.grow_from} every "
+                f"{self.grow_every}"
+            )
+        if not 0 <= self.newest <= 1:
+            raise InputError(f"the share of questions of the newest depth is from 0 to 1, not {self.newest}")
+        if self.newest and (self.text == "look-ups" or self.task == "iterations" or self.every_stage):
+            raise InputError("only questions of letters, and of antonyms one by one, can be mostly of the newest depth")
         if not 0 < self.emphasis < math.inf or (
             self.emphasis != 1 and (self.text, self.averaging) != ("look-ups", "token")
         ):
@@ -174,13 +187,23 @@ class Recipe:
         return self.stepwise and (self.text, self.trains, self.task) == ("questions", "weights", "antonym")
 
     @property
-    def read_after(self) -> tuple[int, ...]:
-        """Loops after which a question is learned stepwise: of a map, those that it has acted in or after."""
-        return tuple(range(2 if (self.trains, self.placement) == ("map", "between") else 1, self.loops + 1))
+    def first_read(self) -> int:
+        """The first loop after which a question is learned stepwise: of a map, the first that it acts in or after."""
+        return 2 if (self.trains, self.placement) == ("map", "between") else 1
+
+    def read_after(self, level: int) -> range:
+        """Loops after which a question is learned stepwise at a level."""
+        return range(self.first_read, self.loops_at(level) + 1)
+
+    @property
+    def first_level(self) -> int:
+        """The level that training begins with."""
+        return self.grow_from if self.grow_every else self.levels
 
     def level_at(self, update: int) -> int:
         """The level of an update, counted from 0; with `grow_at`, the highest that it could be."""
-        return min(self.levels, 1 + update // self.grow_every) if self.grow_every else self.levels
+        grown = update // self.grow_every if self.grow_every else 0
+        return min(self.levels, self.first_level + grown)
 
     def depth_at(self, level: int) -> int:
         """The largest depth asked for at a level."""
@@ -191,8 +214,12 @@ class Recipe:
         return 1 + max(0, level - self.deepest) / 2
 
     def loops_at(self, level: int) -> int:
-        """The most often that F is called in an update at a level: for questions always as often."""
-        return min(self.loops, level) if self.stepwise and self.text == "look-ups" else self.loops
+        """The most often that F is called in an update at a level."""
+        lookups = self.text == "look-ups"
+        if not self.stepwise or (level == self.levels and not lookups):
+            return self.loops
+        steps = 1 if lookups else self.pace  # the pace of look-ups grows after their depth
+        return min(self.loops, max(self.first_read, math.ceil(level / steps)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""

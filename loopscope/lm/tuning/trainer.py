@@ -112,7 +112,8 @@ class Tuner:
         """The level of an update, the next one or the one after it."""
         if self.recipe.grow_at is None:
             return self.recipe.level_at(update)
-        return next((int(row["grown"]) for row in reversed(self.history) if "grown" in row), 1)
+        grown = (int(row["grown"]) for row in reversed(self.history) if "grown" in row)
+        return next(grown, self.recipe.first_level)
 
     def _grow(self) -> bool:
         """Whether the level has grown, now that a window has ended."""
@@ -267,7 +268,7 @@ class Tuner:
         if recipe.gate is None or self.level_at(self.update) < recipe.levels:
             return False
         if recipe.grow_at is None:
-            began = (recipe.levels - 1) * recipe.grow_every
+            began = (recipe.levels - recipe.first_level) * recipe.grow_every
         else:
             began = max((row["update"] for row in self.history if "grown" in row), default=0)
         rows = [row for row in self.history if "accuracy" in row and row["update"] > began][-2:]
