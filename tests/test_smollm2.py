@@ -110,6 +110,18 @@ def test_the_folder_is_the_model_that_transformers_reads_from_the_file(tmp_path:
     assert (out / "LICENSE").read_bytes() == b"free"
 
 
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Models are known by the SHA-256 of their weights, and what is trained from them names it."""
+    source = tiny_gguf(tmp_path / "tiny.gguf")
+    made = []
+    for number in range(6):
+        convert(source, tmp_path / str(number))
+        made.append({each.name: each.read_bytes() for each in (tmp_path / str(number)).iterdir()})
+    assert all(each == made[0] for each in made)
+    sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+    assert json.loads(made[0]["source.json"]) == {"file": "tiny.gguf", "sha256": sha256}
+
+
 def test_the_tokenizer_splits_digits_and_keeps_special_tokens(tmp_path: Path) -> None:
     convert(tiny_gguf(tmp_path / "tiny.gguf"), tmp_path / "out")
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))

