@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loopscope.lm.folders import load
-from loopscope.lm.tuning.batches import TENSORS, Unit
+from loopscope.lm.tuning.batches import Unit
 from loopscope.lm.tuning.checks import Checks
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.processes import Processes
@@ -55,7 +55,7 @@ def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
     plain = [given(update, 2) for update in range(12)]
 
     def shapes(many: list[list[Unit]]) -> set[tuple[torch.Size, ...]]:
-        return {tuple(getattr(unit, name).shape for name in TENSORS) for units in many for unit in units}
+        return {tuple(each.shape for each in unit.tensors.values()) for units in many for unit in units}
 
     assert len(shapes(several)) <= 3 < 9 <= len(shapes(plain))
     (unit, *_) = plain[0]
@@ -63,7 +63,8 @@ def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
     assert longer.tokens.shape[1] % LENGTH == len(longer.targets) % (TARGETS // 8) == len(longer.answers) % ANSWERS == 0
     assert padded(unit, unit.tokens.shape[1] + 1).tokens.shape[1] == unit.tokens.shape[1] + 1
     again = padded(longer, POSITIONS)
-    assert all(torch.equal(getattr(again, name), getattr(longer, name)) for name in TENSORS)
+    assert again.tensors.keys() == longer.tensors.keys()
+    assert all(torch.equal(each, longer.tensors[name]) for name, each in again.tensors.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recording takes a GPU")

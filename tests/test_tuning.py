@@ -106,6 +106,39 @@ def test_examples_leave_a_pass_once_and_from_the_end(refused: Callable[..., str]
         assert "cannot leave" in refused(InputError, partial(states, model, tokens, F**2, examples=[3, 2], **more))
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "ouro"])
+def test_a_branch_has_the_states_that_it_has_behind_the_beginning_alone(kind: str, refused: Callable[..., str]) -> None:
+    model = tiny_ouro() if kind == "ouro" else tiny_stack(kind)
+    step = ouro_map() if kind == "ouro" else Dense(16)
+    lines = [([1, 2, 3], [[4], [5, 6], [7, 1, 2]]), ([6, 5], [[3, 3, 1], [2], [4, 4]])]
+    length = 9
+    tokens, branches = torch.zeros(2, length, dtype=torch.long), torch.zeros(2, length, dtype=torch.long)
+    for number, (begin, rest) in enumerate(lines):
+        laid = [*begin, *(token for each in rest for token in each)]
+        tokens[number, : len(laid)] = torch.tensor(laid)
+        branches[number, : len(laid)] = torch.tensor([0] * len(begin) + [n for n, e in enumerate(rest, 1) for _ in e])
+    program = between("x", 3)
+    steps = len(program.steps)
+    maps = {"x": step}
+    found = states(model, tokens, program, maps=maps, branches=branches)
+    left = states(model, tokens, program, maps=maps, branches=branches, examples=[2] * (steps - 1) + [1])
+    torch.testing.assert_close(left["h3"], found["h3"][:1], rtol=0, atol=1e-5)
+    for number, (begin, rest) in enumerate(lines):
+        end = len(begin)
+        for each in rest:
+            alone = states(model, torch.tensor([[*begin, *each]]), program, maps=maps)
+            for point, h in alone.items():
+                mine = found[point][number, [*range(len(begin)), *range(end, end + len(each))]]
+                torch.testing.assert_close(mine, h[0], rtol=0, atol=5e-5)  # states are up to 30
+            end += len(each)
+    # A branch that is not told from the others gives other states: what was compared can differ.
+    mixed = states(model, tokens, program, maps=maps)["h3"]
+    assert not torch.allclose(mixed[0, 4:], found["h3"][0, 4:], rtol=0, atol=1e-3)
+    for more in ({"cache": Cache(length)}, {"mask": torch.ones(2, length, dtype=torch.bool)}):
+        asked = partial(states, model, tokens, program, maps=maps, branches=branches, **more)
+        assert "branches cannot have" in refused(InputError, asked)
+
+
 def test_recomputing_with_a_cache_is_refused(refused: Callable[..., str]) -> None:
     def both() -> None:
         states(tiny_ouro(), torch.zeros(1, 2, dtype=torch.long), F**1, cache=Cache(2), recompute=True)

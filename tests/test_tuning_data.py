@@ -19,10 +19,10 @@ from loopscope.lm.folders import load
 from loopscope.lm.general_text import tokens_beside
 from loopscope.lm.passes import states
 from loopscope.lm.text import load_tokenizer
-from loopscope.lm.tuning.batches import Reading, Row, chat_rows, text_rows, units
+from loopscope.lm.tuning.batches import Line, Reading, Row, chat_rows, text_rows, units
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.questions import Earlier, Example, Text, Turn, examples, joined, questions, texts
-from loopscope.lm.tuning.recipes import RECIPES, Recipe, recipe
+from loopscope.lm.tuning.recipes import RECIPES, recipe
 from loopscope.lm.tuning.trainer import answers_since
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.tuning_tiny import small, tuning_data, tuning_folder
@@ -115,6 +115,49 @@ def test_weights_by_steps_learn_after_every_loop_of_one_run() -> None:
     assert {each.earlier for each in examples(recipe("smol-letter", ["stepwise=false"]), 0)} == {()}
 
 
+@pytest.mark.parametrize("trained", ["map", "weights"])
+@pytest.mark.parametrize("averaging", ["micro-batch", "sequence", "token"])
+def test_rows_in_one_line_have_the_loss_and_gradients_of_rows_apart(averaging: str, trained: str) -> None:
+    model = tiny_ouro()
+    step = ouro_map() if trained == "map" else None
+    model.requires_grad_(step is None)
+    objective = Objective(model, step)
+    learned = [each for each in (step or model).parameters() if each.requires_grad]
+    begin = (9, 8, 7, 6)
+    loops = 3 if averaging == "micro-batch" else 2  # otherwise lines may leave a pass
+    rows = [
+        Row((*begin, 1, 2, 3), 6, 3, ((6, 2),), (Reading((4,), 2, 1),)),
+        Row((*begin, 5, 1, 4, 4, 2), 7, 3, ((7, 3),)),
+        Row((*begin, 1, 2, 5), 6, 3, ((6, 1),), (Reading((5,), 2, 1), Reading((7,), 1, 1))),
+        Row((3, 2, 1, 5), 2, loops, ((2, 2),)),
+        Row((3, 2, 4, 5), 2, loops, ((2, 2),)),
+        Row((3, 2, 1, 5), 2, loops, ((2, 2),)),
+    ]
+    found = []
+    for together in (1, 3):
+        made = units(
+            rows, micro=6 // together, averaging=averaging, share=0.8, kind="task", emphasis=2.0, together=together
+        )  # type: ignore[arg-type]
+        assert len(made) == 1
+        objective.zero_grad()
+        loss, right = objective(made[0])
+        loss.backward()
+        gradients = [each.grad.clone() for each in learned if each.grad is not None]
+        answers = sorted(zip(made[0].after.tolist(), made[0].depths.tolist(), right.tolist(), strict=True))
+        found.append((loss.detach(), gradients, answers))
+    torch.testing.assert_close(found[0][:2], found[1][:2], rtol=1e-4, atol=1e-5)
+    assert found[0][2] == found[1][2]
+    assert max(float(each.abs().max()) for each in found[0][1]) > 0
+    assert made[0].branches is not None
+    assert made[0].branches.tolist() == [
+        [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3], [0, 0, 1, 1, 2, 2, 3, 3, *[0] * 7],
+    ]  # fmt: skip
+    assert made[0].length == 15 + 8  # of 29 + 12 - 3 tokens
+    wrong = [rows[0]._replace(loops=2), rows[1]]
+    with pytest.raises(ValueError, match="unlike numbers of loops"):
+        Line.of(wrong)
+
+
 def test_earlier_answers_are_learned_as_far_as_they_follow_the_same_text(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     asked = Example("Who?", "17 18", 4, 8, (Earlier("17 19", 3, 6), Earlier("25", 2, 4), Earlier("17 18", 1, 8)))
@@ -175,36 +218,38 @@ def test_depths_grow_from_one() -> None:
         assert texts(grown, 3) == texts(grown, 3) != texts(grown, 4)
 
 
-def test_a_map_may_begin_with_a_depth_and_ask_mostly_for_the_newest() -> None:
-    given = ["grow_every=10", "grow_from=5", "newest=0.5", "examples=16"]
-    for task in ("letter", "antonym"):
-        grown = recipe(f"smol-{task}-map", given)
+def test_a_map_may_begin_with_a_depth_and_has_loops_for_it() -> None:
+    for task in ("letter", "antonym", "iterations"):
+        grown = recipe(f"smol-{task}-map", ["grow_every=10", "grow_from=5"])
         assert [grown.level_at(update) for update in (0, 9, 10, 29, 30, 900)] == [5, 5, 6, 7, 8, 8]
         assert [grown.loops_at(level) for level in (1, 5, 7, 8)] == [grown.first_read, 5, 7, 8]
         for update, level in ((0, 5), (25, 7), (40, 8)):
             asked = examples(grown, update)
             assert {each.loops for each in asked} == {level}
-            depths = Counter(each.depth for each in asked)
-            assert set(depths) == set(range(1, level + 1))
-            assert 8 < depths[level] <= 10
+            assert {each.depth for each in asked} == set(range(1, level + 1))
             for each in asked:
                 assert [one.loops for one in each.earlier] == [*range(grown.first_read, level)]
                 assert [one.depth for one in each.earlier] == [min(each.depth, one.loops) for one in each.earlier]
-        templates = Counter(
-            (letter.k, letter.template)
-            for update in range(20)
-            for letter in letter_training.training(letter_training.Stage(0, depths_of(grown, update)), update)
-        )
-        assert len(templates) == 30  # every depth of the first two levels comes with each of the five templates
-        assert all(each.depth == 5 for each in examples(replace(grown, newest=1.0), 0))
-    slower = recipe("smol-letter-map", [*given, "loops=4", "pace=2", "newest=1"])
-    assert [slower.loops_at(level) for level in (1, 4, 5, 6, 7, 8)] == [2, 2, 3, 3, 4, 4]
-    assert [each.depth for each in examples(slower, 0)[0].earlier] == [4]
+    faster = recipe("smol-letter-map", ["grow_every=10", "loops=4", "pace=2"])
+    assert [faster.loops_at(level) for level in (1, 4, 5, 6, 7, 8)] == [2, 2, 3, 3, 4, 4]
     assert replace(grown, stepwise=False).loops_at(5) == 8
+    held = recipe("smol-letter-adapt", ["loops=6"])  # two loops more at every level, in which answers stay
+    assert [held.loops_at(level) for level in (1, 2, 4)] == [3, 4, 6]
+    for level in (1, 3):
+        found = texts(held, 0, level)
+        assert {each.loops for each in found} == set(range(1, level + 3))
+        assert all(max(depth for _, depth in each.answers) == min(level, each.loops) for each in found)
 
 
-def depths_of(given: Recipe, update: int) -> tuple[int, ...]:
-    return tuple(each.depth for each in examples(given, update))
+def test_several_questions_about_one_set_of_rules() -> None:
+    given = recipe("smol-letter-map", ["grow_every=10", "grow_from=5", "examples=6", "per_text=10"])
+    asked = examples(given, 3)
+    drawn = letter_training.adaptation(3, texts=6, questions=10, deepest=5, first_seed=given.seed)
+    assert [each.prompt for each in asked] == [letters.prompt(each) for text in drawn for each in text.letters]
+    for start in range(0, 60, 10):
+        depths = Counter(each.depth for each in asked[start : start + 10])
+        assert depths == {1: 1, 2: 1, 3: 1, 4: 1, 5: 6}
+    assert len({each.prompt for each in asked}) == 60
 
 
 @pytest.mark.parametrize("name", RECIPES)

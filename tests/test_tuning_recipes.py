@@ -54,7 +54,6 @@ def test_numbers_of_the_paper() -> None:
         ("emphasis=10", "and 1 unless tokens of look-up texts are averaged"),
         ("emphasis=-1", "emphasis is positive"),
         ("grow_from=2", "depth grows from 1 to"),
-        ("newest=1.5", "from 0 to 1, not 1.5"),
         ("pace=2", "a pace of 2 steps is for stepwise learning of maps, or of look-ups that grow"),
         ("pace=0", "from 1 to 4 steps a loop at most, not to 0.0"),
         ("pace=1.2", "pace grows by halves"),
@@ -72,7 +71,6 @@ def test_what_is_no_change(change: str, message: str, refused: Callable[..., str
         ("loops=3", "stepwise learning takes a loop per step, not 4 steps in 3 loops"),
         ("general=instead", "stepwise learning of look-ups takes general text beside them"),
         ("stepwise=1", "stepwise=1 is none of the values"),
-        ("newest=0.5", "only questions of letters"),
         ("pace=4.5", "from 1 to 4 steps a loop at most"),
     ],
 )

@@ -140,6 +140,7 @@ def states(
     maps: Mapping[str, TokenMap] | None = None,
     mask: Bool[Tensor, "B S"] | None = None,
     cache: Cache | None = None,
+    branches: Int[Tensor, "B R"] | None = None,
     examples: Sequence[int] | None = None,
     recompute: bool = False,
     compiled: bool = False,
@@ -153,13 +154,17 @@ def states(
     `mask` covers all S = cached + R rows; without one, S = R.  Text may also be padded on the right without a mask:
     attention is causal, so no real row sees what follows it.
 
+    `branches` lets texts that begin alike share their beginning: a token of branch 0 is seen by all tokens behind it,
+    one of another branch by those of its branch alone, and its position counts the tokens that it sees.  So every
+    branch has the states that it would have behind the beginning alone, up to rounding.
+
     `recompute` keeps only the state before every layer for the backward pass, which then computes the layers anew
     (gradient checkpointing): less memory for a third more work, the same values and gradients.  `compiled` fuses the
     small operations of a layer by torch.compile, once for all layers, loops and shapes; values differ by rounding.
 
     Raises InputError for a program that has patches or starts from a state, a map that was not given, a mask that is no
-    left padding, more rows than positions, `recompute` with a cache, which would be extended twice, and `examples` that
-    do not go down from B to 1 or more or come with a mask or a cache.
+    left padding, more rows than positions, `recompute` with a cache, which would be extended twice, `examples` that do
+    not go down from B to 1 or more, and examples or branches with a mask or a cache.
     """
     if recompute and cache is not None:
         raise InputError("layers cannot be recomputed with a cache: leave out one of the two")
@@ -168,6 +173,8 @@ def states(
         raise InputError(f"{taking} are not the examples of {len(program.steps)} steps, from {len(tokens)} down to 1")
     if examples is not None and not (mask is None and cache is None):
         raise InputError("examples cannot leave a pass with a mask or a cache")
+    if branches is not None and not (mask is None and cache is None):
+        raise InputError("branches cannot have a mask or a cache")
     maps = maps or {}
     through = _compiled() if compiled else _through
     before = 0 if cache is None else cache.length
@@ -182,6 +189,10 @@ def states(
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, before:]
         keys = torch.arange(total, device=h.device)
         visible = (causal(rows, keys) & mask[:, None, None]) | (keys == rows[:, None])
+    elif branches is not None:
+        seen = (branches == 0)[:, None] | (branches[:, None] == branches[..., None])
+        visible = (causal(rows, rows) & seen)[:, None]
+        positions = visible[:, 0].sum(-1) - 1
     elif before and len(rows) > 1:
         visible = causal(rows, torch.arange(total, device=h.device))
 
@@ -191,6 +202,11 @@ def states(
     for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
         if taking[index] < len(h):
             h = h[: taking[index]].clone()  # a view would be compiled anew
+            if visible is not None:  # there are branches: every example has its own
+                visible = visible[: len(h)].clone()
+                turns = (
+                    Turns(*(each[: len(h)].clone() for each in turns)) if isinstance(turns, Turns) else turns[: len(h)]
+                )
         if isinstance(step, Call):
             loop = program.loop_of(index)
             for number, layer in enumerate(model.layers, start=1):

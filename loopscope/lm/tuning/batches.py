@@ -3,6 +3,7 @@
 A question is put into the folder's chat template, thinking disabled where a template knows of it; learned is what the
 assistant says, to the token that ends its turn and the newline after it.  Of other texts every token is learned.  Rows
 are padded on the right, where causal attention needs no mask, and logits are computed for learned tokens only.
+Questions about the same rules begin alike, and what they begin with is computed once for all of them.
 
 Averages are weights: every learned token carries its share of the update's loss, so that however the rows are put
 together, the losses of their passes add up to the loss of the update.
@@ -15,7 +16,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -62,14 +63,61 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Rows that go through the model in one pass, and the tokens learned: `targets`, each read at (`rows`, `columns`).
+class Line:
+    """Rows of as many loops, behind the tokens that they all begin with, `shared` of them, which are there once.
 
-    `loops` are those of every row, the most first: rows leave the pass one after another.  `reads` are the numbers of
-    loops that are read after, the most first; `rows` counts the rows that have as many, of one after another.  The loss
-    of a unit is the sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general text.
+    Each row is a branch: it sees what is shared and itself (`passes.states`), so that it is as if it stood alone.
+    """
+
+    rows: tuple[Row, ...]
+    shared: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Line:
+        """A line of these rows.  ValueError for rows of unlike numbers of loops."""
+        if len({row.loops for row in rows}) > 1:
+            raise ValueError("rows of unlike numbers of loops do not lie in one line")
+        places = zip(*(row.tokens for row in rows), strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, places))
+        return cls(tuple(rows), shared)
+
+    @property
+    def loops(self) -> int:
+        """How many loops its rows are run for."""
+        return self.rows[0].loops
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is shared, and the rest of each row."""
+        first = list(self.rows[0].tokens[: self.shared])
+        return first + [token for row in self.rows for token in row.tokens[self.shared :]]
+
+    @property
+    def branches(self) -> list[int]:
+        """For every token the number of its branch, from 1, or 0 where it is shared."""
+        rest = (number for number, row in enumerate(self.rows, start=1) for _ in row.tokens[self.shared :])
+        return [0] * self.shared + list(rest)
+
+    @property
+    def columns(self) -> list[list[int]]:
+        """For every row, where in the line its tokens are."""
+        found, end = [], self.shared
+        for row in self.rows:
+            length = len(row.tokens) - self.shared
+            found.append([*range(self.shared), *range(end, end + length)])
+            end += length
+        return found
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Lines that go through the model in one pass, and the tokens learned: `targets`, read at (`rows`, `columns`).
+
+    `loops` are those of every line, the most first: lines leave the pass one after another.  `reads` are the numbers of
+    loops that are read after, the most first; `rows` counts the lines that have as many, of one after another.  The
+    loss of a unit is the sum of `weights` times the targets' cross-entropies.  `kind` tells the task from general text.
     `answers` are the numbers of those targets that are the first tokens of answers, `depths` what they answer, and
-    `after` the loops they are read after.
+    `after` the loops they are read after.  `branches` are those of lines; None where every line is one row.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -83,18 +131,22 @@ class Unit:
     loops: tuple[int, ...]
     reads: tuple[int, ...]
     kind: Literal["task", "general"]
-    length: int  # of all rows together, without padding
+    length: int  # of all lines together, without padding
+    branches: Int[Tensor, "B T"] | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What it holds as tensors."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device) -> Unit:
         """The same on a device; a GPU fetches it while it works."""
         if device.type == "cpu":
             return self
-        moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in TENSORS}
+        moved: dict[str, Any] = {
+            name: each.pin_memory().to(device, non_blocking=True) for name, each in self.tensors.items()
+        }
         return replace(self, **moved)
-
-
-TENSORS = ("tokens", "rows", "columns", "targets", "weights", "answers", "depths", "after")
-"""What a unit holds as tensors."""
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -153,25 +205,27 @@ def text_rows(found: Sequence[Text], tokenizer: Tokenizer) -> list[Row]:
 
 def units(
     rows: Sequence[Row], *, micro: int, averaging: Averaging, share: float, kind: Literal["task", "general"],
-    emphasis: float = 1.0,
+    emphasis: float = 1.0, together: int = 1,
 ) -> list[Unit]:  # fmt: skip
-    """Rows in passes of up to `micro` rows, whose losses add up to `share` times the average of the learned tokens.
+    """Rows in passes of up to `micro` lines, whose losses add up to `share` times the average of the learned tokens.
 
     In the average over tokens, the first token of an answer counts `emphasis` times.
-    Micro-batches keep the order of the rows, as their average depends on it, and have one number of loops; otherwise
-    rows that are run often, and of those the long ones, go together.  Earlier readings count as rows of their own do.
+    So many rows as lie `together`, one after another, are a line: they have as many loops and should begin alike.
+    Micro-batches keep the order of the lines, as their average depends on it, and have one number of loops; otherwise
+    lines that are run often, and of those the long ones, go together.  Earlier readings count as rows of their own do.
     """
+    lines = [Line.of(rows[start : start + together]) for start in range(0, len(rows), together)]
     if averaging == "micro-batch":
-        alike = [list(some) for _, some in itertools.groupby(rows, key=lambda row: row.loops)]
+        alike = [list(some) for _, some in itertools.groupby(lines, key=lambda line: line.loops)]
     else:
-        alike = [sorted(rows, key=lambda row: (-row.loops, -len(row.tokens)))]
+        alike = [sorted(lines, key=lambda line: (-line.loops, -len(line.tokens)))]
     passes = [some[start : start + micro] for some in alike for start in range(0, len(some), micro)]
     answers = sum(len(row.answers) + len(row.earlier) for row in rows)
     learned = sum(sum(row.learned) for row in rows) + (emphasis - 1) * answers
     readings = sum(len(row.learned) for row in rows)
     found = []
     for some in passes:
-        counts = [count for row in some for count in row.learned]
+        counts = [count for line in some for row in line.rows for count in row.learned]
         weights = {
             "micro-batch": [share / (len(passes) * sum(counts))] * len(counts),
             "sequence": [share / (readings * count) for count in counts],
@@ -181,25 +235,26 @@ def units(
     return found
 
 
-def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "general"], emphasis: float) -> Unit:
+def _unit(lines: Sequence[Line], weights: Sequence[float], kind: Literal["task", "general"], emphasis: float) -> Unit:
     """One pass; `weights` are those of each reading's tokens, `emphasis` a factor for the first of an answer."""
-    longest = max(len(row.tokens) for row in rows)
-    tokens = torch.tensor([[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows])
+    rows = [row for line in lines for row in line.rows]
+    tokens = _padded([line.tokens for line in lines])
     reads = sorted(
         {loops for row in rows for loops in (row.loops, *(each.loops for each in row.earlier))}, reverse=True
     )
-    coming = [sum(row.loops >= loops for row in rows) for loops in reads]
+    coming = [sum(line.loops >= loops for line in lines) for loops in reads]
     offset = dict(zip(reads, itertools.accumulate(coming, initial=0), strict=False))
     places: list[int] = []
     columns: list[int] = []
     targets: list[int] = []
     answers: list[tuple[int, int, int]] = []
-    for number, row in enumerate(rows):
+    lying = ((number, *each) for number, line in enumerate(lines) for each in zip(line.rows, line.columns, strict=True))
+    for number, row, column in lying:
         own = (row.tokens[row.first :], row.loops, [(first - row.first, depth) for first, depth in row.answers])
         for learned, loops, begun in (own, *((each.tokens, each.loops, [(0, each.depth)]) for each in row.earlier)):
             answers += [(len(targets) + first, depth, loops) for first, depth in begun]
             places += [offset[loops] + number] * len(learned)
-            columns += range(row.first - 1, row.first - 1 + len(learned))
+            columns += column[row.first - 1 : row.first - 1 + len(learned)]
             targets += learned
     firsts, depths, after = torch.tensor(answers, dtype=torch.long).reshape(-1, 3).unbind(1)
     counts = torch.tensor([count for row in rows for count in row.learned])
@@ -214,11 +269,17 @@ def _unit(rows: Sequence[Row], weights: Sequence[float], kind: Literal["task", "
         answers=firsts,
         depths=depths,
         after=after,
-        loops=tuple(row.loops for row in rows),
+        loops=tuple(line.loops for line in lines),
         reads=tuple(reads),
         kind=kind,
-        length=sum(len(row.tokens) for row in rows),
+        length=sum(len(line.tokens) for line in lines),
+        branches=_padded([line.branches for line in lines]) if len(rows) > len(lines) else None,
     )
+
+
+def _padded(lists: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
+    longest = max(map(len, lists))
+    return torch.tensor([[*each, *[0] * (longest - len(each))] for each in lists])
 
 
 class Data:
@@ -257,9 +318,11 @@ class Data:
             rows = text_rows(texts(recipe, turn, level), self.tokenizer)
         else:
             rows = chat_rows(examples(recipe, turn, level), self.tokenizer, recipe.newline)
+        together = recipe.per_text if recipe.text == "questions" else 1
         return units(
-            rows, micro=recipe.micro, averaging=recipe.averaging, share=share, kind="task", emphasis=recipe.emphasis
-        )
+            rows, micro=recipe.micro, averaging=recipe.averaging, share=share, kind="task", emphasis=recipe.emphasis,
+            together=together,
+        )  # fmt: skip
 
     def _general_beside(self, update: int, task: Sequence[Unit], loops: int) -> list[Unit]:
         """A quarter of the task's tokens, in passes about as large as the task's."""

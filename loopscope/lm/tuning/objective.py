@@ -81,9 +81,9 @@ class Objective(nn.Module):
         return loss, right
 
     def _read(self, unit: Unit) -> Float[Tensor, "states T d"]:
-        """For every number of loops that is read after, the states of the rows that have as many, one after another.
+        """For every number of loops that is read after, the states of the lines that have as many, one after another.
 
-        A row takes no more steps than it needs.
+        A line takes no more steps than it needs.
         """
         program = self.program(unit.loops[0])
         steps = {loops: len(self.program(loops).steps) for loops in unit.reads}
@@ -92,6 +92,7 @@ class Objective(nn.Module):
             unit.tokens,
             program,
             maps={} if self.step is None else {MAP: self.steer},
+            branches=unit.branches,
             examples=[sum(steps[loops] > before for loops in unit.loops) for before in range(len(program.steps))],
             recompute=self.recompute and torch.is_grad_enabled(),
             compiled=self.compiled,

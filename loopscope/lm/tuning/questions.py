@@ -5,7 +5,6 @@ All of it is a function of (recipe, update) alone, and of nothing that is evalua
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,11 +111,11 @@ def examples(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Examp
 def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, Sequence[str]]]:
     """Every question's prompt, and the answers after 1, 2, ... steps to the one that it asks for."""
     if recipe.task == "letter":
-        stage = letter_training.Stage(recipe.seed, _depths(recipe, turn, deepest))
-        for letter in letter_training.training(stage, turn):
+        for letter in _letters_of(recipe, turn, deepest):
             yield letters.prompt(letter), _takers(letter)
     elif recipe.task == "antonym":
-        for request in antonyms.requests(turn, recipe.seed, _depths(recipe, turn, deepest), recipe.form):
+        depths = (deepest,) * recipe.examples if recipe.every_stage else _in_turn(deepest, recipe.examples)
+        for request in antonyms.requests(turn, recipe.seed, depths, recipe.form):
             yield request.prompt, request.stages
     else:
         rounds = recipe.examples // len(iteration_tasks.TASKS)
@@ -125,18 +124,22 @@ def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, S
                 yield each.prompt, _iterated(each)
 
 
-def _depths(recipe: Recipe, turn: int, deepest: int) -> tuple[int, ...]:
-    """The depths of an update's questions: in turn, or as many of the largest as the recipe says and the rest in turn.
+def _letters_of(recipe: Recipe, turn: int, deepest: int) -> list[letters.Letter]:
+    """A graph for every question, or several questions about each."""
+    if recipe.per_text == 1:
+        stage = letter_training.Stage(recipe.seed, _in_turn(deepest, recipe.examples))
+        return list(letter_training.training(stage, turn))
+    return [letter for text in _lookups(recipe, turn, deepest) for letter in text.letters]
 
-    The latter are in any order, so that no depth belongs to a template, as those take turns themselves.
-    """
-    if recipe.every_stage:
-        return (deepest,) * recipe.examples
-    most = round(recipe.newest * recipe.examples)
-    depths = [deepest] * most + [1 + j % deepest for j in range(recipe.examples - most)]
-    if most:
-        random.Random(turn).shuffle(depths)
-    return tuple(depths)
+
+def _lookups(recipe: Recipe, turn: int, deepest: int) -> tuple[letter_training.Lookups, ...]:
+    return letter_training.adaptation(
+        turn, texts=recipe.examples, questions=recipe.per_text, deepest=deepest, first_seed=recipe.seed
+    )
+
+
+def _in_turn(deepest: int, count: int) -> tuple[int, ...]:
+    return tuple(1 + j % deepest for j in range(count))
 
 
 def _takers(letter: letters.Letter) -> list[str]:
@@ -165,14 +168,7 @@ def texts(recipe: Recipe, turn: int, level: int | None = None) -> tuple[Text, ..
 def _turns(recipe: Recipe, turn: int, deepest: int) -> Iterator[Iterator[Turn]]:
     """The turns of every text of an update."""
     if recipe.task == "letter":
-        drawn = letter_training.adaptation(
-            turn,
-            texts=recipe.examples,
-            questions=recipe.per_text,
-            deepest=deepest,
-            first_seed=recipe.seed,
-        )
-        for text in drawn:
+        for text in _lookups(recipe, turn, deepest):
             yield (
                 Turn(letter.start, before, _takers(letter))
                 for (before, _), letter in zip(text.turns, text.letters, strict=True)

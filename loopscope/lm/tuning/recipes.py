@@ -35,18 +35,20 @@ class Recipe:
     - `trains`: all weights but Ouro's exit gate, or a map alone.  `loops` is how often F is called; `boundary` what
       ends a call (None: as the folder has it).
     - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
-      questions and answers (`per_text` questions, sequences or rounds), of which every token is.
+      questions and answers (`per_text` questions, sequences or rounds), of which every token is.  Of letters, questions
+      in the chat template may be several to a set of rules as well, each as if it stood alone; half of them or more are
+      then of the largest depth asked for.
     - `deepest` is the largest depth asked for, reached from `grow_from` in levels of one every `grow_every` updates
       (0: at once).  With `grow_at`, the next level is taken only if in those updates this share of the answers at the
       present deepest depth began right, each looked at before it was learned from; otherwise the level stays for as
-      many updates more.  This share of questions, `newest`, is of the present deepest depth, the others of all in turn.
+      many updates more.
     - `stepwise`: a run of t loops learns the answer after step t.  A question is run once and learned after every loop,
       or, if a map is fitted, after every loop that has a map before or after it: after loop t with the answer of at
-      most `pace` t steps.  So weights or a map are told what each loop must do, not only what all must.  Below the
-      highest level there are no more loops than its depth takes.  A question of antonyms that weights are trained on is
-      run `deepest` times instead, as in the paper.
-      Of look-ups, half of the texts are run for d loops, d the largest depth asked for, the others for 1 to d in turn,
-      and every answer in a text is the one after at most as many steps; the general text beside is run for d loops.
+      most `pace` t steps.  So weights or a map are told what each loop must do, not only what all must.  A level
+      with fewer steps has as many loops fewer; where there are more loops than steps, answers must stay in the others.
+      A question of antonyms that weights are trained on is run `deepest` times instead, as in the paper.
+      Of look-ups, half of the texts are run for all loops of their level, the others for 1, 2, ... of them in turn, and
+      every answer in a text is the one after at most as many steps; the general text beside is run for all loops.
       So a loop is taught a step, not only a whole run all of its steps, and a model which was never looped begins with
       what it can do in one pass.  When depth has grown, the pace does, by a half at each level from 1 to `pace`: at
       pace p a run of t loops learns the answer after p t steps, halves left out, so that a loop is not bound to a
@@ -90,7 +92,6 @@ class Recipe:
     grow_every: int = 0
     grow_at: float | None = None
     grow_from: int = 1
-    newest: float = 0.0
     text: Literal["questions", "look-ups"] = "questions"
     per_text: int = 1
     form: Literal["final-only", "stepwise"] = "final-only"
@@ -139,10 +140,8 @@ class Recipe:
                 f"depth grows from 1 to {self.deepest} every grow_every updates, not from {self.grow_from} every "
                 f"{self.grow_every}"
             )
-        if not 0 <= self.newest <= 1:
-            raise InputError(f"the share of questions of the newest depth is from 0 to 1, not {self.newest}")
-        if self.newest and (self.text == "look-ups" or self.task == "iterations" or self.every_stage):
-            raise InputError("only questions of letters, and of antonyms one by one, can be mostly of the newest depth")
+        if self.per_text > 1 and self.text == "questions" and self.task != "letter":
+            raise InputError(f"several questions have the same rules in letters, not in {self.task}")
         if not 0 < self.emphasis < math.inf or (
             self.emphasis != 1 and (self.text, self.averaging) != ("look-ups", "token")
         ):
@@ -215,11 +214,11 @@ class Recipe:
 
     def loops_at(self, level: int) -> int:
         """The most often that F is called in an update at a level."""
-        lookups = self.text == "look-ups"
-        if not self.stepwise or (level == self.levels and not lookups):
+        if not self.stepwise:
             return self.loops
-        steps = 1 if lookups else self.pace  # the pace of look-ups grows after their depth
-        return min(self.loops, max(self.first_read, math.ceil(level / steps)))
+        pace = 1 if self.text == "look-ups" else self.pace  # that of look-ups grows after their depth
+        fewer = math.ceil(self.deepest / pace) - math.ceil(self.depth_at(level) / pace)
+        return max(self.first_read, self.loops - fewer)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""

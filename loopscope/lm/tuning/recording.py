@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from loopscope.lm.tuning.batches import TENSORS, Unit
+from loopscope.lm.tuning.batches import Unit
 
 LENGTH, TARGETS, ANSWERS = 64, 2048, 256
 """Padded numbers of tokens in a row, of targets and of answers are multiples of these; fewer, of a part of them."""
@@ -30,8 +30,8 @@ def padded(unit: Unit, positions: int) -> Unit:
     length = min(positions, _up(unit.tokens.shape[1], LENGTH if unit.tokens.shape[1] > LENGTH else LENGTH // 4))
     targets = _up(len(unit.targets), TARGETS if len(unit.targets) > TARGETS else TARGETS // 8)
     answers = _up(len(unit.answers), ANSWERS)
-    sizes = {"tokens": length, "answers": answers, "depths": answers, "after": answers}
-    longer: dict[str, Any] = {name: _longer(getattr(unit, name), sizes.get(name, targets)) for name in TENSORS}
+    sizes = {"tokens": length, "branches": length, "answers": answers, "depths": answers, "after": answers}
+    longer: dict[str, Any] = {name: _longer(each, sizes.get(name, targets)) for name, each in unit.tensors.items()}
     return replace(unit, **longer)
 
 
@@ -61,7 +61,7 @@ class Recorder:
 
     def record(self, unit: Unit) -> None:
         """Record the work on a unit of a new shape.  The work is tried out first: what it changes must be put back."""
-        copies: dict[str, Any] = {name: getattr(unit, name).clone() for name in TENSORS}
+        copies: dict[str, Any] = {name: each.clone() for name, each in unit.tensors.items()}
         held = replace(unit, **copies)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -78,10 +78,11 @@ class Recorder:
     def __call__(self, unit: Unit) -> None:
         """Do the work on a unit of a recorded shape."""
         held, graph = self._recorded[_shape(unit)]
-        for name in TENSORS:
-            getattr(held, name).copy_(getattr(unit, name), non_blocking=True)
+        given = unit.tensors
+        for name, each in held.tensors.items():
+            each.copy_(given[name], non_blocking=True)
         graph.replay()
 
 
 def _shape(unit: Unit) -> Hashable:
-    return (unit.kind, unit.loops, unit.reads, *(getattr(unit, name).shape for name in TENSORS))
+    return (unit.kind, unit.loops, unit.reads, *((name, each.shape) for name, each in unit.tensors.items()))
