@@ -71,6 +71,14 @@ def test_layers_are_compiled_once_for_all_loops_and_shapes() -> None:
     assert int(done.stdout) == 2  # graphs, of one row and of several, for 70 passes through a layer
 
 
+def test_all_stages_of_a_protocol_can_be_compiled_in_one_process(tmp_path: Path) -> None:
+    """Of a function few forms are kept compiled; each stage has its own, and those of another must not count."""
+    command = [sys.executable, "-m", "tests.tuning_compiled", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "store" / "lm-map").is_dir()
+
+
 @pytest.mark.parametrize("placement", ["none", "between", "after-each"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_rows_that_leave_a_pass_have_the_loss_and_gradients_of_their_own(placement: str, recompute: bool) -> None:

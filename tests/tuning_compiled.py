@@ -1,24 +1,40 @@
 """Compares compiled layers with plain ones; a program of its own, as nothing with checked annotations can be compiled.
 
-python -m tests.tuning_compiled
+python -m tests.tuning_compiled           # passes: prints how many graphs there are
+python -m tests.tuning_compiled FOLDER    # the stages of a protocol, one after another, in a new folder
 """
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch._dynamo
 
 from loopscope.lm.passes import states
+from loopscope.lm.tuning.jobs import Settings, finetune, fit
 from loopscope.program import F
+from loopscope.store import Store
 from tests.ouro_tiny import tiny_ouro
+from tests.tuning_tiny import small, sources, tuning_folder
 
 
-def main() -> None:
-    """By the first half of the compiler, which finds the graphs; the second makes them fast."""
-    torch.set_num_threads(1)
-    torch.compile = partial(torch.compile, backend="eager")
+def stages(folder: Path) -> None:
+    """An adaptation, a fine-tuning and a fit with all that is compiled in forms of its own, in one process."""
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    store, settings = Store(folder / "store"), Settings(torch.device("cpu"), compiled=True)
+    several = ["examples=3", "micro=2", "per_text=4", "share=0.2"]
+    start = tuning_folder(folder / "llama")
+    plain = finetune(start, small("smol-letter-adapt", *several), folder / "one", store, settings, sources=sources())
+    asked = small("smol-letter", *several, "loops=2")
+    made = finetune(plain.folder, asked, folder / "two", store, settings, sources=sources())
+    fit(made.folder, small("smol-letter-map", *several, "loops=2"), store, settings, sources=sources())
+
+
+def passes() -> None:
+    """Compiled layers and plain ones give the same."""
     model = tiny_ouro()
     model.requires_grad_(True)
     for recompute in (False, True):
@@ -35,4 +51,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # By the first half of the compiler, which finds the graphs; the second makes them fast.
+    torch.set_num_threads(1)
+    torch.compile = partial(torch.compile, backend="eager")
+    stages(Path(sys.argv[1])) if sys.argv[1:] else passes()

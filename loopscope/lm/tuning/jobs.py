@@ -287,6 +287,8 @@ def tuner_of(job: Job, *, recompute: bool, compiled: bool, recorded: bool = True
     step = None if job.step is None else job.step.to(job.processes.device)
     objective = Objective(model, step, job.recipe.placement)
     objective.recompute, objective.compiled = recompute, compiled
+    if compiled:
+        torch.compiler.reset()  # of a function few forms are kept compiled, and an earlier job's count
     checks = Checks(job.recipe, job.tokenizer, job.pools, job.processes)
     return Tuner(job.recipe, objective, job.data, checks, job.processes, recorded)
 
