@@ -206,6 +206,28 @@ def test_a_claim_is_decided_by_the_largest_model_that_can() -> None:
     assert (now.verdict, now.fresh) == (NOT_RUN, 1)
 
 
+def test_a_model_that_was_asked_for_no_pairs_is_judged_by_its_walks() -> None:
+    depths, loops = torch.arange(1, 9).repeat_interleave(64), torch.arange(1, 9)
+    right = torch.minimum(loops, depths[:, None])
+    said = {answers_name(t, with_j): right.to(torch.uint8) for t in (0, 5) for with_j in (False, True)}
+    said["template 0, J"] = torch.where(torch.arange(512)[:, None] < 502, 4, right).to(torch.uint8)
+    small = letters("steering", PAPER_STEERING)
+    walks = replace(
+        record("letters", {"walks": said}, {"set": "walks", "letters": 64}),
+        facts=replace(small.facts, name="large", loops=8),
+        notes={"model": {**ABOUT["model"], "parameters": 360_000_000}},
+    )
+    found = verdicts(small, walks)["letter.steer"]
+    assert (found.verdict, found.ours) == (FAILS, "0/64 -> 10/64")
+    assert found.scale == "large (360M parameters) in place of Ouro-2.6B, 64 graphs"
+    assert found.others == ("smollm2-135m: 0/256 -> 251/256, holds",)
+    pairs_too = replace(letters("steering", PAPER_STEERING | {"steered": 205}), facts=walks.facts, notes=walks.notes)
+    found = verdicts(small, walks, pairs_too)["letter.steer"]
+    assert (found.verdict, found.ours, len(found.others)) == (HOLDS, "0/256 -> 205/256", 1)
+    said["template 0, J"] = right.to(torch.uint8)
+    assert verdicts(replace(walks, predictions={"walks": said}))["letter.steer"].verdict == HOLDS
+
+
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize(
     "unlike", [{"boundary": "none", "loops": 4}, {"boundary": "norm", "loops": 8}, {"boundary": "none", "loops": 8}]

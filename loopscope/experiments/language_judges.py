@@ -4,7 +4,8 @@ Where several models were measured, those measured just now come first, and of t
 claim counts; of several as large, one whose loops end as the published model's do, then one that makes as many loops,
 then the one asked most, and then the first by name.  What the others say is told beside.  A claim on two ways to
 supervise takes models of one size and as many loops.  A claim about what destroys or repairs an answer takes a model
-that has answers to destroy or repair.
+that has answers to destroy or repair.  Whether J leads to eight transfers is judged on pairs, or where a model was
+asked for none, on the graphs of its walks.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import numpy as np
 
 from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
-from loopscope.experiments.language_names import parameters_of
+from loopscope.experiments.language_names import identity, parameters_of
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import depth_right, is_long, iterated, long_prompts, readout_right
-from loopscope.experiments.letter_tables import broken, gives, repaired
+from loopscope.experiments.letter_tables import answered, broken, gives, repaired
 from loopscope.experiments.records import Record, Row, percent
 from loopscope.lm.antonym_tests import FORMS
 from loopscope.lm.antonyms import LONGEST, TRAINED
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING
+from loopscope.lm.letter_walks import LONGEST as WALKED
+from loopscope.lm.letter_walks import WALKS
 
 CONTROLS = ("values", "unrelated", "wrong loop", "comparison")
 """What must do nothing."""
@@ -86,7 +89,13 @@ def _right(record: Record, test: str, condition: str, which: str = "B") -> Row |
 
 
 def _steer(record: Record) -> Finding:
-    without, with_j = (share(name, gives(record, STEERING, name)) for name in ("unsteered", "steered"))
+    if STEERING in record.predictions:
+        without, with_j = (share(name, gives(record, STEERING, name)) for name in ("unsteered", "steered"))
+    else:
+        without, with_j = (
+            share(name, answered(record, 0, steered, WALKED) == WALKED, unit="graph")
+            for name, steered in (("unsteered", False), ("steered", True))
+        )
     holds = at_most(without.estimate.value, 0.15) and at_least(with_j.estimate.value, 0.80)
     return Finding(holds, f"{_counted(without)} -> {_counted(with_j)}", with_j.estimate, with_j.n, [record])
 
@@ -150,8 +159,18 @@ def _restore(record: Record) -> Finding:
     return Finding(holds, ours, selected.estimate, selected.n, [record])
 
 
-steer = _on_letters(STEERING, _steer)
-"""Eight transfers: at most 15 % without J, at least 80 % with it."""
+def steer(evidence: Evidence) -> Finding | None:
+    """Eight transfers: at most 15 % without J, at least 80 % with it."""
+    every = evidence.every(LETTERS)
+    paired = {identity(each) for each in every if STEERING in each.predictions}
+    records = [
+        each
+        for each in every
+        if STEERING in each.predictions or (WALKS in each.predictions and identity(each) not in paired)
+    ]
+    return _told(evidence, map(_steer, _ranked(evidence, records)))
+
+
 rescue = _on_letters(STEERING, _patched("rescue"))
 """Steered patterns in the unsteered run: at least 70 % of what is steered right."""
 damage = _on_letters(STEERING, _patched("damage"))
