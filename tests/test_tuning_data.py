@@ -241,7 +241,7 @@ def test_a_map_may_begin_with_a_depth_and_has_loops_for_it() -> None:
         assert all(max(depth for _, depth in each.answers) == min(level, each.loops) for each in found)
 
 
-def test_several_questions_about_one_set_of_rules() -> None:
+def test_several_questions_about_one_set_of_rules(folder: Path) -> None:
     given = recipe("smol-letter-map", ["grow_every=10", "grow_from=5", "examples=6", "per_text=10"])
     asked = examples(given, 3)
     drawn = letter_training.adaptation(3, texts=6, questions=10, deepest=5, first_seed=given.seed)
@@ -250,6 +250,11 @@ def test_several_questions_about_one_set_of_rules() -> None:
         depths = Counter(each.depth for each in asked[start : start + 10])
         assert depths == {1: 1, 2: 1, 3: 1, 4: 1, 5: 6}
     assert len({each.prompt for each in asked}) == 60
+    task, *_ = tuning_data(given, folder)(3)
+    rows = chat_rows(asked, load_tokenizer(folder))
+    assert (len(task.loops), task.branches is not None) == (6, True)
+    assert len(task.answers) == sum(1 + len(row.earlier) for row in rows) == 60 * 4
+    assert 2 * task.length < sum(len(row.tokens) for row in rows)
 
 
 @pytest.mark.parametrize("name", RECIPES)
