@@ -68,13 +68,19 @@ def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recording takes a GPU")
-@pytest.mark.parametrize("name", ["smol-letter-adapt", "smol-letter-map", "smol-antonym-stepwise"])
-def test_recorded_training_is_training(folder: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("smol-letter-adapt", ["grow_every=3", "grow_at=null"]),
+        ("smol-letter-map", []),
+        ("smol-letter-map", ["per_text=10", "grow_every=3", "grow_from=5"]),
+        ("smol-antonym-stepwise", []),
+    ],
+)
+def test_recorded_training_is_training(folder: Path, name: str, more: list[str]) -> None:
     """Shapes and levels change on the way, and two units of an update add up."""
     changes = ["updates=12", "examples=4", "micro=2", "checked=1", "check_every=6", "horizon=0", "warmup=1"]
-    if name.endswith("adapt"):
-        changes += ["grow_every=3", "grow_at=null"]
-    given, gpu, found = recipe(name, changes), torch.device("cuda"), []
+    given, gpu, found = recipe(name, [*changes, *more]), torch.device("cuda"), []
     for recorded in (False, True):
         batches = tuning_data(given, folder)
         model = load(folder, loops=given.loops, device=gpu)
