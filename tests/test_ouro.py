@@ -154,10 +154,11 @@ def test_patches_from_another_input_change_the_logits() -> None:
 
 
 def test_patches_from_the_same_run_change_nothing() -> None:
-    model, ids = tiny_ouro(), golden()["input_ids"]
+    """In float64: in float32 the differences are those of rounding, which every processor does in its own order."""
+    model, ids = tiny_ouro(torch.float64), golden()["input_ids"]
     places = every_place(4, (0, 7))
     found = sweep(model, ids, "F4", places, "(F4)", rows=range(13))
-    close_to(found.logits, found.base.expand_as(found.logits), 2e-6)
+    close_to(found.logits, found.base.expand_as(found.logits), 1e-11)
     plain = plain_run(model, {"main": ids}, (F**4).patch("loop[2].layer[3].head[1].pattern", F**4))
     assert torch.equal(plain.states["h4"], plain_run(model, {"main": ids}, F**4).states["h4"])
 
