@@ -24,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from loopscope.errors import InputError
@@ -68,7 +69,7 @@ class Request:
         question = TEMPLATES[self.template].format(opening=opening, rule=task.rule, wanted=task.wanted, **facts)
         return f"{question}\n{task.instruction}\nAnswer:"
 
-    @property
+    @cached_property
     def answer(self) -> str:
         """The right answer."""
         return self.answer_after(self.k)
