@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -35,15 +36,15 @@ def named(record: Record, test: str, condition: str, whole: bool = False) -> Int
     return record.predictions[f"{test}{WHOLE}" if whole else test][condition].numpy().astype(np.int64)
 
 
-def truths(record: Record, test: str) -> dict[str, Int[np.ndarray, " pairs"]]:
-    """The answers B, D and E of the pairs that were asked."""
-    pairs = first_pairs(test, int(record.settings["pairs"]))
-    return {which: np.array([NAMES.index(getattr(pair, which)) for pair in pairs]) for which in "BDE"}
+@cache
+def _truth(test: str, pairs: int, which: str) -> Int[np.ndarray, " pairs"]:
+    """The answers B, D or E of the first pairs of a test."""
+    return np.array([NAMES.index(getattr(pair, which)) for pair in first_pairs(test, pairs)])
 
 
 def gives(record: Record, test: str, condition: str, which: str = "B") -> Right:
     """In which pairs a condition names B, D or E."""
-    return named(record, test, condition) == truths(record, test)[which]
+    return named(record, test, condition) == _truth(test, int(record.settings["pairs"]), which)
 
 
 def broken(record: Record) -> Right:

@@ -17,6 +17,7 @@ wrong by either score.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from jaxtyping import UInt8
@@ -47,19 +48,21 @@ DEPTHS, READOUTS = "depths", "readouts"
 """The two parts of the test."""
 
 
-def depth_requests(template: int, sequences: int) -> list[Request]:
+@cache
+def depth_requests(template: int, sequences: int) -> tuple[Request, ...]:
     """Deletions 1 to 8 of the first panel sequences, depth by depth."""
-    return [Request(words, k, template, MAP_FORM) for k in range(1, LONGEST + 1) for words in _panel(sequences)]
+    return tuple(Request(words, k, template, MAP_FORM) for k in range(1, LONGEST + 1) for words in _panel(sequences))
 
 
-def readout_requests(form: str, sequences: int) -> list[Request]:
+@cache
+def readout_requests(form: str, sequences: int) -> tuple[Request, ...]:
     """The native requests: final-only for deletions 1 to 4, depth by depth; stepwise for 4.
 
     InputError for an unknown form.
     """
     check_form(form)
     depths = range(1, TRAINED + 1) if form == "final-only" else (TRAINED,)
-    return [Request(words, k, 0, form) for k in depths for words in _panel(sequences)]
+    return tuple(Request(words, k, 0, form) for k in depths for words in _panel(sequences))
 
 
 def check_form(form: str) -> None:
