@@ -37,29 +37,29 @@ def held() -> Held:
 
 
 class Stage(NamedTuple):
-    """A stage of training: its first seed, and the depth of every example of an update."""
+    """A stage of training: its first seed, how many examples an update has, and the largest k."""
 
     first_seed: int
-    depths: tuple[int, ...]
+    examples: int
+    deepest: int
 
 
-BACKBONE = Stage(100_000_000, (1, 2, 3, 4) * 2)
-MAP = Stage(300_000_000, (1, 2, 3, 4, 5, 6, 7, 8) * 2)
+BACKBONE = Stage(100_000_000, 8, 4)
+MAP = Stage(300_000_000, 16, 8)
 ADAPTATION_SEED = 500_000_000
 UPDATE_STRIDE = 100
 """Seeds of one update are this far from those of the next, or farther where an update has more examples."""
 
 
 def training(stage: Stage, update: int) -> tuple[Letter, ...]:
-    """The examples of an update, of the stage's depths; the templates 0-4 take turns.
+    """The examples of an update: example j has depth 1 + j mod `deepest`, and the templates 0-4 take turns.
 
     A function of (stage, update) alone.  No graph of `held` occurs.
     """
-    count = len(stage.depths)
-    seeds = _seeds(stage.first_seed, update, count)
+    seeds = _seeds(stage.first_seed, update, stage.examples)
     return tuple(
-        draw(held().free_seed(seed), k=k, template=_turn(update, count, j))
-        for j, (k, seed) in enumerate(zip(stage.depths, seeds, strict=True))
+        draw(held().free_seed(seed), k=1 + j % stage.deepest, template=_turn(update, stage.examples, j))
+        for j, seed in enumerate(seeds)
     )
 
 

@@ -25,7 +25,7 @@ from loopscope.program import F
 from loopscope.protocol import TokenMap, device_of
 
 WALKS = "walks"
-LONGEST, TRAINED = max(MAP.depths), max(BACKBONE.depths)
+LONGEST, TRAINED = MAP.deepest, BACKBONE.deepest
 """Transfers that are asked for, and those that backbones were trained on, in as many loops."""
 
 TEMPLATES = (0, HELD_OUT_TEMPLATE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -77,9 +77,7 @@ class Line:
         """A line of these rows.  ValueError for rows of unlike numbers of loops."""
         if len({row.loops for row in rows}) > 1:
             raise ValueError("rows of unlike numbers of loops do not lie in one line")
-        places = zip(*(row.tokens for row in rows), strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, places))
-        return cls(tuple(rows), shared)
+        return cls(tuple(rows), _alike(row.tokens for row in rows))
 
     @property
     def loops(self) -> int:
@@ -185,8 +183,13 @@ def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = Tr
 
 def _to_the_first_other(tokens: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
     """As many of the tokens as follow the same text as the others do."""
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
-    return tuple(tokens[: same + 1])
+    return tuple(tokens[: _alike((tokens, others)) + 1])
+
+
+def _alike(texts: Iterable[Sequence[int]]) -> int:
+    """How many tokens texts begin with alike."""
+    places = zip(*texts, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, places))
 
 
 def text_rows(found: Sequence[Text], tokenizer: Tokenizer) -> list[Row]:

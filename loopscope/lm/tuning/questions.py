@@ -114,7 +114,7 @@ def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, S
         for letter in _letters_of(recipe, turn, deepest):
             yield letters.prompt(letter), _takers(letter)
     elif recipe.task == "antonym":
-        depths = (deepest,) * recipe.examples if recipe.every_stage else _in_turn(deepest, recipe.examples)
+        depths = [deepest if recipe.every_stage else 1 + j % deepest for j in range(recipe.examples)]
         for request in antonyms.requests(turn, recipe.seed, depths, recipe.form):
             yield request.prompt, request.stages
     else:
@@ -127,8 +127,7 @@ def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, S
 def _letters_of(recipe: Recipe, turn: int, deepest: int) -> list[letters.Letter]:
     """A graph for every question, or several questions about each."""
     if recipe.per_text == 1:
-        stage = letter_training.Stage(recipe.seed, _in_turn(deepest, recipe.examples))
-        return list(letter_training.training(stage, turn))
+        return list(letter_training.training(letter_training.Stage(recipe.seed, recipe.examples, deepest), turn))
     return [letter for text in _lookups(recipe, turn, deepest) for letter in text.letters]
 
 
@@ -136,10 +135,6 @@ def _lookups(recipe: Recipe, turn: int, deepest: int) -> tuple[letter_training.L
     return letter_training.adaptation(
         turn, texts=recipe.examples, questions=recipe.per_text, deepest=deepest, first_seed=recipe.seed
     )
-
-
-def _in_turn(deepest: int, count: int) -> tuple[int, ...]:
-    return tuple(1 + j % deepest for j in range(count))
 
 
 def _takers(letter: letters.Letter) -> list[str]:
