@@ -15,7 +15,7 @@ from loopscope.experiments.language import map_key
 from loopscope.experiments.language_protocols import Plan, plan
 from loopscope.experiments.records import RECORD
 from loopscope.lm.folders import weights_sha256
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 from loopscope.maps import load_map
 from loopscope.store import Store
 from tests.test_cli import loopscope

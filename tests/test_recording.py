@@ -72,8 +72,8 @@ def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
     ("name", "more"),
     [
         ("smol-letter-adapt", ["grow_every=3", "grow_at=null"]),
-        ("smol-letter-map", []),
-        ("smol-letter-map", ["per_text=10", "grow_every=3", "grow_from=5"]),
+        ("small-letter-map", []),
+        ("smol-letter-map", ["grow_every=3", "grow_at=null"]),
         ("smol-antonym-stepwise", []),
     ],
 )

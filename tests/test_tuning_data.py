@@ -80,7 +80,7 @@ def test_examples_are_those_of_the_tasks() -> None:
 
 @pytest.mark.parametrize("task", ["letter", "antonym", "iterations"])
 def test_a_map_by_steps_learns_after_every_loop_that_has_a_map(task: str) -> None:
-    by_step = recipe(f"smol-{task}-map")
+    by_step = recipe(f"small-{task}-map", ["examples=40"])
     whole = replace(by_step, stepwise=False, pace=1.0)
     runs = tuple(by_step.read_after(by_step.levels))
     assert runs == ((1,) if task == "antonym" else ()) + (2, 3, 4, 5, 6, 7, 8)
@@ -102,7 +102,7 @@ def test_a_map_by_steps_learns_after_every_loop_that_has_a_map(task: str) -> Non
 
 
 def test_weights_by_steps_learn_after_every_loop_of_one_run() -> None:
-    by_step = recipe("smol-letter")
+    by_step = recipe("small-letter")
     asked = examples(by_step, 0)
     assert len(asked) == by_step.examples
     for mine, letter in zip(
@@ -112,7 +112,7 @@ def test_weights_by_steps_learn_after_every_loop_of_one_run() -> None:
         steps = [min(loops, letter.k) for loops in (1, 2, 3)]
         wanted = [(letter.taker(letter.start, most), loops, most) for loops, most in zip((1, 2, 3), steps, strict=True)]
         assert list(mine.earlier) == wanted
-    assert {each.earlier for each in examples(recipe("smol-letter", ["stepwise=false"]), 0)} == {()}
+    assert {each.earlier for each in examples(recipe("small-letter", ["stepwise=false"]), 0)} == {()}
 
 
 @pytest.mark.parametrize("trained", ["map", "weights"])

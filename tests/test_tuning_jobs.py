@@ -25,7 +25,7 @@ from loopscope.lm.tuning import jobs, trainer
 from loopscope.lm.tuning.batches import Unit
 from loopscope.lm.tuning.jobs import Finished, Progress, Settings, finetune, fit
 from loopscope.lm.tuning.objective import Objective
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 from loopscope.maps import load_map
 from loopscope.store import Store
 from tests.test_cli import loopscope

@@ -16,7 +16,8 @@ from loopscope.lm.folders import build
 from loopscope.lm.general_text import Source, is_validation, pool
 from loopscope.lm.text import load_tokenizer
 from loopscope.lm.tuning.batches import Data
-from loopscope.lm.tuning.recipes import Recipe, recipe
+from loopscope.lm.tuning.recipe import Recipe
+from loopscope.lm.tuning.recipes import recipe
 from tests.model_folders import SPECIAL
 from tests.ouro_tiny import CONFIG
 
@@ -99,6 +100,8 @@ def tuning_data(given: Recipe, folder: Path) -> Data:
 
 
 def small(name: str, *changes: str) -> Recipe:
-    """A recipe with very few and small updates."""
+    """A recipe with very few and small updates; of questions, each with rules of its own, and all depths at once."""
     fewer = ["updates=3", "examples=5", "micro=5", "check_every=2", "checked=1", "deepest=2", "warmup=1", "horizon=0"]
+    if recipe(name).text == "questions":
+        fewer += ["per_text=1", "grow_every=0", "grow_at=null", "grow_from=1"]
     return recipe(name, [*fewer, *changes])

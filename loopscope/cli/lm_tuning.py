@@ -24,7 +24,7 @@ from loopscope.errors import InputError
 if TYPE_CHECKING:
     from loopscope.lm.general_text import Source
     from loopscope.lm.tuning.jobs import Finished, Settings
-    from loopscope.lm.tuning.recipes import Recipe
+    from loopscope.lm.tuning.recipe import Recipe
     from loopscope.store import Store
 
 Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]

@@ -28,7 +28,8 @@ from loopscope.lm.general_text import Source
 from loopscope.lm.passes import Boundary
 from loopscope.lm.tuning.jobs import KIND as MAP
 from loopscope.lm.tuning.jobs import TRAINING, Finished, Settings, finetune, fit
-from loopscope.lm.tuning.recipes import Recipe, recipe
+from loopscope.lm.tuning.recipe import Recipe
+from loopscope.lm.tuning.recipes import recipe
 from loopscope.store import Store
 
 

@@ -27,7 +27,7 @@ from loopscope.lm.general_text import CHUNK, Pool, draw, tokens_beside
 from loopscope.lm.passes import check_tokens
 from loopscope.lm.text import Tokenizer
 from loopscope.lm.tuning.questions import Example, Text, examples, texts
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 
 WINDOW = 256
 """Tokens of a row of general text that comes instead of the task."""

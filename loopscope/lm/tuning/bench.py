@@ -15,7 +15,7 @@ import torch
 
 from loopscope.errors import InputError
 from loopscope.lm.tuning.jobs import Settings, prepared, tuner_of
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 from loopscope.lm.tuning.trainer import WINDOW, Tuner
 
 
@@ -49,7 +49,7 @@ def bench_tuning(
     if windows < 2:
         raise InputError(f"there must be at least 2 windows, one before the clock starts, not {windows}")
     updates = windows * WINDOW[device.type]
-    at_once: dict[str, Any] = {"grow_every": 0, "grow_at": None, "pace": 1.0, "gate": None, "horizon": 0}
+    at_once: dict[str, Any] = {"grow_every": 0, "grow_at": None, "grow_from": 1, "pace": 1.0, "gate": None, "horizon": 0}
     if recipe.trains == "map":
         at_once["pace"] = recipe.pace  # which does not grow
     job = prepared(folder, replace(recipe, updates=updates, **at_once), Settings(device), None, None)

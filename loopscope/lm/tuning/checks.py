@@ -15,7 +15,7 @@ from loopscope.lm.tuning.batches import Row, units
 from loopscope.lm.tuning.objective import MAP, Objective
 from loopscope.lm.tuning.processes import Processes
 from loopscope.lm.tuning.questions import Question, questions
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 
 REPLY = 16
 """Tokens of a reply, at most; every right one is shorter."""

@@ -47,7 +47,7 @@ from loopscope.lm.tuning.checks import Checks
 from loopscope.lm.tuning.memory import Memory, plan
 from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.processes import Processes, join
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 from loopscope.lm.tuning.trainer import Tuner, answers_since
 from loopscope.manifest import digest
 from loopscope.maps import AffineMap, load_map, make_map, map_files, save_map

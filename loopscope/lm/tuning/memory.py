@@ -20,7 +20,7 @@ from loopscope.errors import InputError
 from loopscope.lm.folders import Adapter
 from loopscope.lm.tuning.batches import Unit
 from loopscope.lm.tuning.objective import ROWS
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 
 SPARE = 0.9
 """How much of the free memory may be planned for: allocators leave gaps."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from loopscope.lm.tuning.processes import everywhere
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 
 
 class Adafactor(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from loopscope.lm import antonyms, iteration_tasks, iterations, letter_training, letters
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 
 
 class Earlier(NamedTuple):

@@ -23,7 +23,7 @@ from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.objective import Objective
 from loopscope.lm.tuning.optimisers import make_optimiser
 from loopscope.lm.tuning.processes import Processes, gathered, shared_like
-from loopscope.lm.tuning.recipes import Recipe
+from loopscope.lm.tuning.recipe import Recipe
 from loopscope.lm.tuning.recording import Recorder, padded
 
 WINDOW = {"cuda": 10, "cpu": 1}
