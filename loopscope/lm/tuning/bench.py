@@ -49,10 +49,10 @@ def bench_tuning(
     if windows < 2:
         raise InputError(f"there must be at least 2 windows, one before the clock starts, not {windows}")
     updates = windows * WINDOW[device.type]
-    at_once: dict[str, Any] = {"grow_every": 0, "grow_at": None, "grow_from": 1, "pace": 1.0, "gate": None, "horizon": 0}
-    if recipe.trains == "map":
-        at_once["pace"] = recipe.pace  # which does not grow
-    job = prepared(folder, replace(recipe, updates=updates, **at_once), Settings(device), None, None)
+    pace = recipe.pace if recipe.trains == "map" else 1.0  # of a map it does not grow
+    at_once: dict[str, Any] = {"grow_every": 0, "grow_at": None, "grow_from": 1, "pace": pace}
+    asked = replace(recipe, updates=updates, gate=None, horizon=0, **at_once)
+    job = prepared(folder, asked, Settings(device), None, None)
     recompute = job.memory.recompute
     found: list[Pace] = []
     for way, (compiled, recorded) in WAYS.items():
