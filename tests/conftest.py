@@ -11,11 +11,13 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+from tests.annotations import next_test
+
 # Tests of these modules hand in wrong types on purpose and expect the library's own one-line error; a type checker in
 # front of the function would answer first.
 ANSWER_THEMSELVES = {"loopscope.execute", "loopscope.manifest", "loopscope.stats", "loopscope.store", "loopscope.tasks"}
-# The functions inside its functions would be decorated, which means compiled, anew at every call of the outer one.
-TOO_SLOW = {"loopscope.engine"}
+# The functions inside their functions would be decorated, which means compiled, anew at every call of the outer one.
+TOO_SLOW = {"loopscope.engine", "loopscope.plain"}
 # Triton compiles the source of its kernels, and their annotations are words of its own language.
 COMPILED = {
     f"loopscope.training.{name}" for name in ("attention", "collect", "kernels", "long_attention", "norms", "shared")
@@ -24,19 +26,19 @@ UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW | COMPILED
 
 
 def _checked_modules() -> list[str]:
-    """Every module of the package but those above, found without importing any of them."""
+    """Every module that knows shapes but those above, found without importing any; the others are left to mypy."""
     spec = importlib.util.find_spec("loopscope")
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parent
-    files = [file.relative_to(package.parent) for file in sorted(package.rglob("*.py")) if file.name != "__init__.py"]
-    names = [".".join(file.with_suffix("").parts) for file in files]
+    files = [file for file in sorted(package.rglob("*.py")) if "from jaxtyping import" in file.read_text()]
+    names = [".".join(file.relative_to(package.parent).with_suffix("").parts) for file in files]
     return [name for name in names if not any(name == out or name.startswith(f"{out}.") for out in UNCHECKED)]
 
 
 TYPES_CHECKED = importlib.util.find_spec("beartype") is not None
 if TYPES_CHECKED:  # here and not in a fixture: only modules imported from now on are checked
-    install_import_hook(_checked_modules(), "beartype.beartype")
+    install_import_hook(_checked_modules(), "tests.annotations.first_calls")
 
 settings.register_profile("loopscope", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("loopscope")
@@ -54,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     if TYPES_CHECKED:
         left_out = ", ".join(sorted(UNCHECKED))
-        return f"annotations: checked at run time by jaxtyping and beartype, except in {left_out}"
+        return f"annotations: shapes checked at run time by jaxtyping and beartype, except in {left_out}"
     return "annotations: NOT checked at run time, because beartype is not installed"
 
 
@@ -62,6 +64,7 @@ def pytest_report_header() -> str:
 def _seed() -> None:
     """Every test starts from the same state of torch's global generator."""
     torch.manual_seed(0)
+    next_test()
 
 
 @pytest.fixture(scope="session")
