@@ -163,6 +163,8 @@ def test_an_interrupt_ends_a_test_too(command: Command, monkeypatch: pytest.Monk
         (["letters", "plain", "--boundary", "wall"], "wall"),
         (["letters", "plain", "--out", "0.txt/made"], "0.txt is no folder"),
         (["letters", "nowhere"], "nowhere"),
+        (["antonyms", "plain", "--set", "smol-antonym-map.rank=9999"], "rank 9999 does not fit width"),
+        (["letters", "plain", "--set", "smol-letter-map.rank=4"], "a dense map takes no rank"),
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing(

@@ -24,10 +24,11 @@ from loopscope.experiments.language import (
 from loopscope.experiments.records import Record, copy_records
 from loopscope.lm import antonym_tests, iteration_tests, letter_tests
 from loopscope.lm.asking import Tell
+from loopscope.lm.folders import outline
 from loopscope.lm.general_text import Source
 from loopscope.lm.passes import Boundary
 from loopscope.lm.tuning.jobs import KIND as MAP
-from loopscope.lm.tuning.jobs import TRAINING, Finished, Settings, finetune, fit
+from loopscope.lm.tuning.jobs import TRAINING, Finished, Settings, finetune, fit, new_map
 from loopscope.lm.tuning.recipe import Recipe
 from loopscope.lm.tuning.recipes import recipe
 from loopscope.store import Store
@@ -170,6 +171,9 @@ def carry_out(
             raise KeyboardInterrupt
         tell(doing)
 
+    width = outline(folder, loops=1, boundary=boundary).width
+    for _, step, _ in asked.arms:  # a map that does not fit is refused before anything is trained for it
+        new_map(step, width)
     called, start = name or folder.resolve().name, folder
     if asked.adapt is not None:
         start = out / asked.adapt.name

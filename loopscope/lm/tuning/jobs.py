@@ -220,6 +220,15 @@ def save_fitted(done: Finished, out: Path) -> None:
     save_map(load_map(done.folder), out, {FITTED: read(done.folder / FITTED)})
 
 
+def new_map(recipe: Recipe, width: int) -> AffineMap:
+    """The map that a recipe begins with, for states of this width; InputError for a rank that does not fit."""
+    shape = {} if recipe.rank is None else {"rank": recipe.rank, "seed": recipe.init}
+    try:
+        return make_map(recipe.family, width=width, **shape)
+    except TypeError:
+        raise InputError(f"a {recipe.family} map takes {'no' if shape else 'a'} rank") from None
+
+
 def prepared(
     folder: Path, recipe: Recipe, settings: Settings, sources: Sequence[Source] | None, boundary: Boundary | None
 ) -> Job:
@@ -227,13 +236,7 @@ def prepared(
     model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary)
     tensors_of(model, folder)
     tokenizer = load_tokenizer(folder)
-    step = None
-    if recipe.trains == "map":
-        shape = {} if recipe.rank is None else {"rank": recipe.rank, "seed": recipe.init}
-        try:
-            step = make_map(recipe.family, width=model.width, **shape)
-        except TypeError:
-            raise InputError(f"a {recipe.family} map takes {'no' if shape else 'a'} rank") from None
+    step = new_map(recipe, model.width) if recipe.trains == "map" else None
     pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources or built_in()]
     data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
     ends = ((0, recipe.level_at(0)), (recipe.updates - 1, recipe.levels))
