@@ -15,14 +15,10 @@ from tests.annotations import next_test
 
 # Tests of these modules hand in wrong types on purpose and expect the library's own one-line error; a type checker in
 # front of the function would answer first.
-ANSWER_THEMSELVES = {"loopscope.execute", "loopscope.manifest", "loopscope.stats", "loopscope.store", "loopscope.tasks"}
+ANSWER_THEMSELVES = {"loopscope.execute", "loopscope.stats", "loopscope.tasks"}
 # The functions inside their functions would be decorated, which means compiled, anew at every call of the outer one.
 TOO_SLOW = {"loopscope.engine", "loopscope.plain"}
-# Triton compiles the source of its kernels, and their annotations are words of its own language.
-COMPILED = {
-    f"loopscope.training.{name}" for name in ("attention", "collect", "kernels", "long_attention", "norms", "shared")
-}
-UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW | COMPILED
+UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW
 
 
 def _checked_modules() -> list[str]:
@@ -61,8 +57,8 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
-    """Every test starts from the same state of torch's global generator."""
+def _anew() -> None:
+    """Every test starts from the same state of torch's global generator, and annotations are checked again."""
     torch.manual_seed(0)
     next_test()
 
