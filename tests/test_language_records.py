@@ -258,11 +258,29 @@ def test_tables_have_the_papers_numbers_beside() -> None:
     rows = {row.name: row for row in tables(letters("pattern-vs-output", PAPER_CONTENT))[0].rows}
     assert all(row.paper == row.estimate.value for row in rows.values())
     assert rows["output: D"].estimate.value == 240 / 256
+    short = tables(letters("pattern-vs-output", {"pattern": {"before_D": 251}, "output": {"before_B": 3}}))[2]
+    assert {row.name: round(row.estimate.value * 256) for row in short.rows} == {
+        "pattern: receiver's last but one": 0, "pattern: donor's last but one": 251,
+        "output: receiver's last but one": 3, "output: donor's last but one": 0,
+    }  # fmt: skip
     right, mended = tables(letters("restoration", PAPER_RESTORATION))
     assert [row.paper for row in right.rows] == [row.estimate.value for row in right.rows]
     assert [(row.name, row.estimate.value, row.n) for row in mended.rows] == [
         ("selected", 1.0, 249), ("comparison", 0.0, 249), ("all", 1.0, 249),
     ]  # fmt: skip
+
+
+def test_patterns_of_the_next_loop_may_lead_a_loop_ahead() -> None:
+    made = letters("steering", PAPER_STEERING)
+    steered = torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8).repeat(256, 1)
+    early = torch.tensor([[1, 3, 4, 4]], dtype=torch.uint8).repeat(256, 1)
+    early[:64, 2] = 9
+    predictions = {**made.predictions, "steering-by-loop": {"steered": steered, "wrong loop": early}}
+    everywhere = replace(made, predictions=predictions, settings={**made.settings, "patched": [2, 3, 4]})
+    ahead = tables(everywhere)[-1]
+    assert ahead.title == "Letters, steering: the wrong loop, a loop ahead"
+    assert [row.estimate.value for row in ahead.rows] == [0.0, 1.0, 0.75]
+    assert ahead.title not in {each.title for each in tables(replace(made, predictions=predictions))}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.experiments.claims import HOLDS, decide, decided_by
+from loopscope.experiments.claims import FAILS, HOLDS, decide, decided_by
 from loopscope.experiments.evidence import Evidence, in_short
 from loopscope.experiments.language import LANGUAGE, LETTERS
 from loopscope.experiments.language_tables import PAPER_READOUTS
@@ -352,10 +352,20 @@ def test_heads_that_were_given_are_named_beside_those_selected() -> None:
     given = as_model(letters("steering", PAPER_STEERING | {"rescue": 5}), "smol", heads="6.2")
     rows = walkers(given, *walked()).rows("steering", "Letters, steering: right")
     assert {label: found["rescue"].estimate.value for label, found in rows.items()} == {
-        "smol (135M)": 248 / 256, "smol (135M), heads 6.2 at 4": 5 / 256,
+        "smol (135M)": 248 / 256, "smol (135M), heads 6.2 in loop 4": 5 / 256,
     }  # fmt: skip
     alone = walkers(given).tested("steering")
     assert list(alone) == ["smol (135M)"]
+
+
+def test_heads_that_were_given_do_not_decide_where_a_search_chose_others() -> None:
+    given = as_model(letters("steering", PAPER_STEERING | {"rescue": 5}), "smol", heads="6.2")
+    for found in ([given, *walked()], [*walked(), given]):
+        verdict = {each.claim.id: each for each in decide(Evidence(found))}["letter.rescue"]
+        assert (verdict.verdict, verdict.ours) == (HOLDS, "248/256 (steered 251/256)")
+        assert verdict.others == ("smol: 5/256 (steered 251/256) (heads 6.2 in loop 4), does not hold",)
+    (alone,) = [each for each in decide(Evidence([given])) if each.claim.id == "letter.rescue"]
+    assert (alone.verdict, alone.ours) == (FAILS, "5/256 (steered 251/256)")
 
 
 def test_models_that_were_asked_less_say_so() -> None:

@@ -233,6 +233,7 @@ def test_answers_of_all_pairs_step_by_step() -> None:
         before = follow(source, pair.source.start, 7)
         assert follow(base, pair.base.start, 8) == pair.B
         assert pair.D == follow(source, pair.source.start, 8) == follow(source, before, 1)
+        assert (pair.before_B, pair.before_D) == (follow(base, pair.base.start, 7), before)
         assert pair.E == follow(base, before, 1) == follow(base, pair.reference.start, 8)
         assert len({pair.B, pair.D, pair.E}) == 3
         assert pair.base.order == pair.source.order == pair.reference.order

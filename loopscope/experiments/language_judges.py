@@ -2,10 +2,10 @@
 
 Where several models were measured, those measured just now come first, and of these the largest that can decide a
 claim counts; of several as large, one whose loops end as the published model's do, then one that makes as many loops,
-then the one asked most, and then the first by name.  What the others say is told beside.  A claim on two ways to
-supervise takes models of one size and as many loops.  A claim about what destroys or repairs an answer takes a model
-that has answers to destroy or repair.  Whether J leads to eight transfers is judged on pairs, or where a model was
-asked for none, on the graphs of its walks.
+then one whose heads were not named although a search chose others, then the one asked most, and then the first by
+name.  What the others say is told beside.  A claim on two ways to supervise takes models of one size and as many loops.
+A claim about what destroys or repairs an answer takes a model that has answers to destroy or repair.  Whether J leads
+to eight transfers is judged on pairs, or where a model was asked for none, on the graphs of its walks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
-from loopscope.experiments.language_names import identity, parameters_of
+from loopscope.experiments.language_names import identity, of_search, parameters_of, patched
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import depth_right, is_long, iterated, long_prompts, readout_right
 from loopscope.experiments.letter_tables import answered, broken, gives, repaired
@@ -36,12 +36,13 @@ DAMAGED = 0.20
 """What damage and controls may leave; a steered run must be above it, or there is nothing to damage."""
 
 
-def _rank(evidence: Evidence, record: Record) -> tuple[bool, int, bool, bool, int]:
+def _rank(evidence: Evidence, record: Record) -> tuple[bool, int, bool, bool, bool, int]:
     """How much a record counts: the larger, the more."""
     published, settings = LANGUAGE[record.experiment], record.settings
     alike = settings.get("boundary") == published.boundary, settings.get("loops") == published.loops
     answers = sum(len(each) for found in record.predictions.values() for each in found.values())
-    return evidence.is_fresh(record), parameters_of(record), *alike, answers
+    named = of_search(record, evidence.every(record.experiment)) is False
+    return evidence.is_fresh(record), parameters_of(record), *alike, not named, answers
 
 
 def _ranked(evidence: Evidence, records: Iterable[Record]) -> list[Record]:
@@ -68,11 +69,18 @@ def _told(evidence: Evidence, findings: Iterable[Finding]) -> Finding | None:
 
 
 def _on_letters(test: str, judge: Callable[[Record], Finding]) -> Judge:
-    """A claim on one test of letters, which `judge` decides for one record."""
+    """A claim on one test of letters, which `judge` decides for one record; heads are told that no search chose."""
 
     def on_all(evidence: Evidence) -> Finding | None:
-        records = [each for each in evidence.every(LETTERS) if test in each.predictions]
-        return _told(evidence, map(judge, _ranked(evidence, records)))
+        every = evidence.every(LETTERS)
+
+        def judged(record: Record) -> Finding:
+            finding = judge(record)
+            if of_search(record, every) is False:
+                return replace(finding, ours=f"{finding.ours} ({patched(record)})")
+            return finding
+
+        return _told(evidence, map(judged, _ranked(evidence, [each for each in every if test in each.predictions])))
 
     return on_all
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from loopscope.experiments.language import LANGUAGE
+from collections.abc import Iterable
+
+from loopscope.experiments.language import HEADS, LANGUAGE, selection_of
 from loopscope.experiments.records import Record
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.letter_pairs import SETS
@@ -17,6 +19,20 @@ def identity(record: Record) -> tuple[str, ...]:
     settings, step = record.settings, record.notes.get("map", {})
     run = (str(settings.get("loops", record.facts.loops)), str(settings.get("boundary", "")))
     return record.facts.name, record.facts.key, str(step.get("key", "")), *run
+
+
+def of_search(record: Record, records: Iterable[Record]) -> bool | None:
+    """Whether heads and loops that were patched are those of the search in the same run; None where none was made."""
+    asked = record.settings.get("heads"), record.settings.get("patched")
+    searches = (each for each in records if HEADS in each.predictions and identity(each) == identity(record))
+    found = [each for each in map(selection_of, searches) if each is not None]
+    return any(asked == (str(each.heads), [*each.loops]) for each in found) if found else None
+
+
+def patched(record: Record) -> str:
+    """Which heads were patched, in which loops."""
+    loops = record.settings["patched"]
+    return f"heads {record.settings['heads']} in loop{'s' * (len(loops) > 1)} {', '.join(map(str, loops))}"
 
 
 def subject_of(record: Record) -> tuple[str, ...]:

@@ -38,12 +38,12 @@ def named(record: Record, test: str, condition: str, whole: bool = False) -> Int
 
 @cache
 def _truth(test: str, pairs: int, which: str) -> Int[np.ndarray, " pairs"]:
-    """The answers B, D or E of the first pairs of a test."""
+    """An answer of the first pairs of a test, such as B, D or E."""
     return np.array([NAMES.index(getattr(pair, which)) for pair in first_pairs(test, pairs)])
 
 
 def gives(record: Record, test: str, condition: str, which: str = "B") -> Right:
-    """In which pairs a condition names B, D or E."""
+    """In which pairs a condition names B, D, E or whom else a pair knows."""
     return named(record, test, condition) == _truth(test, int(record.settings["pairs"]), which)
 
 
@@ -88,7 +88,17 @@ def _steering(record: Record) -> list[Table]:
         tables.append(Table("Letters, steering: what the pattern leaves", [gap], note))
     if f"{STEERING}{BY_LOOP}" in record.predictions:
         tables.append(_along(record))
+        if len(record.settings.get("patched", ())) > 1:
+            tables.append(_ahead(record))
     return tables
+
+
+def _ahead(record: Record) -> Table:
+    said = record.predictions[f"{STEERING}{BY_LOOP}"]
+    ahead = (said["wrong loop"][:, :-1] == said["steered"][:, 1:]).numpy()
+    rows = [share(f"loop {loop + 1}", ahead[:, loop]) for loop in range(ahead.shape[1])]
+    note = "Whether the run with the next loop's patterns names, after each loop, whom the steered run names after it."
+    return Table("Letters, steering: the wrong loop, a loop ahead", rows, note)
 
 
 def _along(record: Record) -> Table:
@@ -119,7 +129,20 @@ def _content(record: Record) -> list[Table]:
             value = difference(gives(record, CONTENT, one, which), gives(record, CONTENT, other, which))
             gaps.append(Row(f"{one} - {other}: {which}", value, value.n, paper / PAPER_PAIRS))
         tables.append(Table("Letters, pattern against output: paired differences", gaps))
+        tables.append(_short(record))
     return tables
+
+
+def _short(record: Record) -> Table:
+    rows = []
+    for name in in_order(CONTENT, record.predictions[CONTENT]):
+        for run, which in (("receiver", "before_B"), ("donor", "before_D")):
+            rows.append(share(f"{name}: {run}'s last but one", gives(record, CONTENT, name, which)))
+    note = (
+        "Who has the letter before a run's last transfer: named where that transfer is not made. The donor's last but "
+        "one can be B."
+    )
+    return Table("Letters, pattern against output: one transfer short", rows, note)
 
 
 def _restoration(record: Record) -> list[Table]:

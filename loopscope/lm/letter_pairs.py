@@ -56,7 +56,17 @@ class Pair:
     @property
     def E(self) -> str:
         """The last transfer of the source's walk, made by the base's rules."""
-        return self.base.taker(self.source.taker(self.source.start, self.source.k - 1))
+        return self.base.taker(self.before_D)
+
+    @property
+    def before_B(self) -> str:
+        """Where the base stands before its last transfer."""
+        return self.base.taker(self.B, -1)
+
+    @property
+    def before_D(self) -> str:
+        """Where the source stands before its last transfer; it can be B."""
+        return self.source.taker(self.D, -1)
 
     @property
     def reference(self) -> Letter:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import HEADS, LANGUAGE, LETTERS, selection_of
-from loopscope.experiments.language_names import identity
+from loopscope.experiments.language_names import identity, of_search, patched
 from loopscope.experiments.letter_tables import PAPER_CONTENT, PAPER_PAIRS
 from loopscope.experiments.records import Record, Row
 from loopscope.lm.heads import KEEPS, LEAVES, Heads, Selection, Tried, may_leave
@@ -91,18 +91,10 @@ class Walkers:
         found = {}
         for who, label in self.named.items():
             mine = [each for each in there if identity(each) == who]
-            for each in sorted(mine, key=lambda record: not self._selected(label, record)):
-                alone = len(mine) == 1 or self._selected(label, each)
-                where = ", ".join(map(str, each.settings.get("patched", ())))
-                found[label if alone else f"{label}, heads {each.settings['heads']} at {where}"] = each
+            for each in sorted(mine, key=lambda record: not of_search(record, self.records)):
+                alone = len(mine) == 1 or of_search(each, self.records)
+                found[label if alone else f"{label}, {patched(each)}"] = each
         return found
-
-    def _selected(self, label: str, record: Record) -> bool:
-        search = self.searched.get(label)
-        selection = None if search is None else selection_of(search)
-        if selection is None:
-            return False
-        return record.settings["heads"] == str(selection.heads) and record.settings["patched"] == [*selection.loops]
 
     @property
     def series(self) -> list[str]:
