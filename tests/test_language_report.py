@@ -379,6 +379,14 @@ def test_models_that_were_asked_less_say_so() -> None:
     assert side_by_side("T", "letters", {"b": rows["b"]}).columns == ["b"]
 
 
+def test_rows_that_only_some_models_have_stand_after_their_neighbours() -> None:
+    names = {"a": ["all", "layer 24"], "b": ["all", "layer 1", "layer 3"], "c": ["all", "layer 1", "layer 2"]}
+    rows = {label: [Row(name, wilson(1, 2), 2) for name in mine] for label, mine in names.items()}
+    made = side_by_side("T", "letters", rows)
+    assert list(made.lines) == ["all", "layer 1", "layer 2", "layer 3", "layer 24"]
+    assert {name: list(line) for name, line in made.lines.items()}["layer 1"] == ["b", "c"]
+
+
 # ---- antonyms --------------------------------------------------------------------------------------------------------
 
 
@@ -515,6 +523,9 @@ def test_dots_of_several_series_differ_by_colour_and_marker() -> None:
     for svg in (drawn.svg, drawn.narrow):
         assert all(f"var(--{THEMED[colour]}, {colour})" in svg for colour in (BLUE, ORANGE))
         assert svg.count(">50.0<") == 3
+    without = dots("d", "t", "c", {"g": [Spot("two", {"b": half()})]}, ["a", "b"])
+    assert (">b<" in without.svg, ">a<" in without.svg) == (True, False)
+    assert f"var(--{THEMED[ORANGE]}, {ORANGE})" in without.svg
 
 
 def test_the_papers_values_on_lines_are_told() -> None:

@@ -105,10 +105,12 @@ def _dots(
         percent_axis(axes, horizontal=True, low=low)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("%")
-        columns = 2 if wide or len(series) == 1 else 1
-        for number, which in enumerate(series):
+        shown = [which for which in series if any(which in spot.shares for spot in spots)]
+        columns = 2 if wide or len(shown) == 1 else 1
+        for which in shown:
+            number = series.index(which)
             axes.plot([], [], MARKERS[number % len(MARKERS)], color=SERIES[number % len(SERIES)], markersize=6.5,
-                      label=heading(which, width, columns) if len(series) > 1 else which)  # fmt: skip
+                      label=heading(which, width, columns) if len(shown) > 1 else which)  # fmt: skip
         if any(spot.paper is not None for spot in spots):
             axes.plot([], [], "D", markerfacecolor="none", markeredgecolor=INK, markersize=6.5, label="paper")
         drawn.legend(loc="outside upper left", ncols=columns, handlelength=1.0, handletextpad=0.4)

@@ -97,7 +97,7 @@ def stacked_panels(
         grid = drawn.subplots(len(rows), columns, squeeze=False, height_ratios=heights).flatten()
         for axes, (label, answers) in zip(grid, panels.items(), strict=False):
             _stack(axes, answers, labels, 0.15 if columns > 1 else 0.18, whiskers=0.1)
-            axes.set_title(heading(label, width, columns))
+            axes.set_title(heading(label, round(0.7 * width), columns))  # it begins where the bars do
         for axes in grid[len(panels) :]:
             axes.remove()
         for axes in grid[max(0, len(panels) - columns) : len(panels)]:

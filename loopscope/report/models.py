@@ -101,14 +101,26 @@ def side_by_side(
         else f"{label}, n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{', '.join(f'{n:,}' for n in sorted(counts))}"
         for label, counts in often.items()
     }
-    lines: dict[str, dict[str, Row]] = {}
+    lines: dict[str, dict[str, Row]] = {name: {} for name in _merged(rows.values())}
     for label, found in rows.items():
         for row in found:
-            lines.setdefault(row.name, {})[columns[label]] = row
+            lines[row.name][columns[label]] = row
             if row.paper is not None:
                 lines[row.name][published(experiment)] = printed(row.paper, row.n)
     last = [published(experiment)] * any(published(experiment) in line for line in lines.values())
     return Grid(title, [*columns.values(), *last], lines, note, head)
+
+
+def _merged(rows: Iterable[Sequence[Row]]) -> list[str]:
+    """The names of all rows; one that the rows before have not stands after its neighbour."""
+    order: list[str] = []
+    for found in rows:
+        place = 0
+        for row in found:
+            if row.name not in order:
+                order.insert(place, row.name)
+            place = order.index(row.name) + 1
+    return order
 
 
 def printed(share: float, n: int) -> Row:
