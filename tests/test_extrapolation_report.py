@@ -315,18 +315,18 @@ def test_every_dot_of_a_long_series_is_drawn() -> None:
     dots = [(float(n), float(np.random.default_rng(n).random())) for n in range(1, 301)]
     line = Line("native", [Estimate(0.5, 0.4, 0.6, 1, "length", 0)] * 2, at=[1.0, 300.0], dots=dots)
     made = lines_in_panels("dots", "t", "c", {"one": [line]}, "length", (20.0, 40.0))
-    assert max(path.count("M") for path in re.findall(r' d="([^"]*)"', made.svg)) == len(dots)
+    assert max(path.count("M") for path in re.findall(r' d="([^"]*)"', made.drawings.svg)) == len(dots)
 
 
 def test_pictures_take_the_colour_of_the_theme() -> None:
     panels: Mapping[str, Square] = {f"panel {n}": Square(np.eye(n), [*range(1, n), None]) for n in (4, 30, 60)}
     made = loop_maps("maps", "t", "c", panels, 40)
-    for svg in (made.svg, made.narrow):
+    for svg in (made.drawings.svg, made.drawings.narrow):
         masks = re.findall(r'<mask id="([^"]+)"', svg)
         assert len(set(masks)) == 3
         assert re.findall(r'<g mask="url\(#([^)]+)\)"><rect [^>]*var\(--heat, #0a4a86\)', svg) == masks
         assert len(svg) < 60_000
-    assert "var(" not in alone(made.svg)
+    assert "var(" not in alone(made.drawings.svg)
     assert "panel 30: 1-10 100.0, 11-20 100.0, 21-30 100.0." in made.description
 
 

@@ -266,8 +266,8 @@ def test_figures_show_every_backbone_under_names_of_their_own(report: Report) ->
     assert len({figure.title for figure in figures}) == len(figures)
     for figure in figures:
         assert figure.caption
-        assert figure.svg.startswith("<svg")
-        assert figure.pdf.startswith(b"%PDF")
+        assert figure.drawings.svg.startswith("<svg")
+        assert figure.drawings.pdf.startswith(b"%PDF")
 
 
 def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_the_order_of_records_does_not_matter() -> None:
 def test_every_section_is_announced() -> None:
     said: list[str] = []
     report_of(Evidence(), decide(Evidence()), said.append)
-    assert said == [f"drawing {name}" for name in (*SECTIONS, *DEPTH, *LANGUAGE)]
+    assert said == [f"working out {name}" for name in (*SECTIONS, *DEPTH, *LANGUAGE)]
 
 
 def test_the_lead_says_who_was_chosen_and_by_which_rule(report: Report) -> None:

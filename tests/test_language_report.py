@@ -520,26 +520,26 @@ def test_dots_of_several_series_differ_by_colour_and_marker() -> None:
         "d", "t", "c", {"g": [Spot("one", {"a": half(), "b": half()}, 0.25), Spot("two", {"b": half()})]}, ["a", "b"]
     )
     assert drawn.description == "g, one: a 50.0 %, b 50.0 % (paper 25.0); g, two: b 50.0 %."
-    for svg in (drawn.svg, drawn.narrow):
+    for svg in (drawn.drawings.svg, drawn.drawings.narrow):
         assert all(f"var(--{THEMED[colour]}, {colour})" in svg for colour in (BLUE, ORANGE))
         assert svg.count(">50.0<") == 3
     without = dots("d", "t", "c", {"g": [Spot("two", {"b": half()})]}, ["a", "b"])
-    assert (">b<" in without.svg, ">a<" in without.svg) == (True, False)
-    assert f"var(--{THEMED[ORANGE]}, {ORANGE})" in without.svg
+    assert (">b<" in without.drawings.svg, ">a<" in without.drawings.svg) == (True, False)
+    assert f"var(--{THEMED[ORANGE]}, {ORANGE})" in without.drawings.svg
 
 
 def test_the_papers_values_on_lines_are_told() -> None:
     line = Line("J", [half(), half()], paper=[(1.0, 0.25)])
     drawn = lines_in_panels("l", "t", "c", {"p": [line]}, "k")
     assert drawn.description == "Per cent right by k. p, J: 50.0 at 1, 50.0 at 2 (paper: 25.0 at 1)."
-    assert ">paper<" in drawn.svg
+    assert ">paper<" in drawn.drawings.svg
 
 
 def test_matrices_have_their_numbers_in_them() -> None:
     drawn = matrices("m", "t", "c", {"p": np.array([[0.25, 1.0], [0.0, 0.5]])}, "loop", "deletion")
     assert drawn.description == "p, per cent by loop: deletion 1: 25.0 100.0; deletion 2: 0.0 50.0."
     for number in ("25", "100", "0", "50"):
-        assert f">{number}<" in drawn.svg
+        assert f">{number}<" in drawn.drawings.svg
 
 
 @pytest.mark.parametrize("draw", [stacked_panels, searches, dots, matrices])

@@ -126,7 +126,10 @@ def test_curves_of_every_family_and_of_copying(made: Section) -> None:
     assert copied[1.0] == 0.0
     assert copied[64.0] == pytest.approx(100 * counted(first()).copy_row("one", 64).estimate.value, abs=0.051)
     assert "strings" not in figure(made, f"lasting-{REACHED}").description.replace("mixed strings", "")
-    for svg in (drawn.svg, drawn.narrow):  # a dot for every call of four families, or three, and of copying u
+    for svg in (
+        drawn.drawings.svg,
+        drawn.drawings.narrow,
+    ):  # a dot for every call of four families, or three, and of copying u
         strokes = [path.count("M") for path in re.findall(r' d="([^"]*)"', svg)]
         assert strokes.count(CALLS) == 5 + 4 + 4
 
@@ -295,7 +298,7 @@ def test_traces_leave_out_what_has_no_logarithm() -> None:
     assert made.description == (
         "p, a: 1 at 2, 4 at 4, 3 of 5 cannot be drawn. p, b: 1 at 1, 1 at 2, 1 at 3, 1 at 4, 1 at 5."
     )
-    for svg in (made.svg, made.narrow):
+    for svg in (made.drawings.svg, made.drawings.narrow):
         assert "var(--blue" in svg
         assert "nan" not in svg
 

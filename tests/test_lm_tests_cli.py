@@ -58,10 +58,10 @@ def as_json(printed: tuple[int, str, str]) -> list[dict[str, Any]]:
 
 def test_letters_are_recorded_and_judged(capsys: pytest.CaptureFixture[str], command: Command, tmp_path: Path) -> None:
     tests = ("--test", "steering", "--test", "restoration")
-    asked = ("letters", *tests, "--pairs", "2", "--heads", "3.1 4.0,2", "--batch", "2")
+    asked = ("letters", *tests, "--pairs", "2", "--heads", "1.1 2.0,2", "--batch", "2")
     made = as_json(command(*asked, "--json"))
     assert [each["settings"]["set"] for each in made] == ["steering", "restoration"]
-    assert {each["scale"] for each in made} == {"worded (9,520 parameters) in place of Ouro-2.6B, 2 of 256 pairs"}
+    assert {each["scale"] for each in made} == {"worded (5,616 parameters) in place of Ouro-2.6B, 2 of 256 pairs"}
     steering = {row["name"]: row for row in made[0]["tables"][0]["rows"]}
     assert steering["self-output"]["estimate"] == steering["unsteered"]["estimate"]
     assert max(value for each in made for value in each["notes"]["errors"].values()) < 1e-3
@@ -119,7 +119,7 @@ def test_bf16_is_measured_and_recorded_apart(command: Command, tmp_path: Path, m
     assert len(records(store)) == 2
     subject = load_language(models / "worded", models / "map", dtype=torch.bfloat16)
     assert (subject.precision, subject.step.b.dtype) == ("bf16", torch.float32)
-    (steered,) = measure_letters(subject, store, tests=("steering",), heads=Heads.parse("3.1"), count=2)
+    (steered,) = measure_letters(subject, store, tests=("steering",), heads=Heads.parse("1.1"), count=2)
     iterated = measure_iterations(subject, store, cases=1)
     assert (steered.settings["dtype"], iterated.settings["dtype"]) == ("bf16", "bf16")
     assert iterated.notes["same_h4"] is True
@@ -159,7 +159,7 @@ def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Pat
             "no test 'steer'; there are walks, steering, pattern-vs-output, restoration",
         ),
         (("letters", "--heads", "five"), {}, "cannot read heads 'five'"),
-        (("letters", "--heads", "5.0"), {}, "layers 1..4, heads 0..3"),
+        (("letters", "--heads", "5.0"), {}, "layers 1..2, heads 0..3"),
         (("letters", "--batch", "0"), {}, "--batch must be at least 1, not 0 (nearest: 1)"),
         (("letters", "--boundary", "nrom"), {}, "no boundary 'nrom'; there are none, norm (nearest: norm)"),
         (("letters", "--loops", "0"), {}, "loops must be at least 1, not 0"),

@@ -76,7 +76,7 @@ def page(report: Report) -> Reader:
 
 
 def drawn(figure: Figure) -> ElementTree.Element:
-    return ElementTree.fromstring(figure.svg.replace(f'xmlns="{drawing.SVG}"', ""))
+    return ElementTree.fromstring(figure.drawings.svg.replace(f'xmlns="{drawing.SVG}"', ""))
 
 
 def coloured(figure: Figure, colour: str) -> list[ElementTree.Element]:
@@ -225,12 +225,12 @@ def test_colours_stand_out_in_every_theme(theme: dict[str, str]) -> None:
 
 def test_all_colours_of_figures_follow_the_theme_and_their_files_do_not(report: Report) -> None:
     for figure in (figure for section in report.sections for figure in section.figures):
-        for svg in (figure.svg, figure.narrow):
+        for svg in (figure.drawings.svg, figure.drawings.narrow):
             assert re.sub(r"var\(--[a-z]+, #[0-9a-f]{6}\)", "", svg).count("#") == len(
                 re.findall(r'href="#|url\(#', svg)
             )
-        assert "var(" not in alone(figure.svg)
-        assert ElementTree.fromstring(alone(figure.svg)).tag == f"{{{drawing.SVG}}}svg"
+        assert "var(" not in alone(figure.drawings.svg)
+        assert ElementTree.fromstring(alone(figure.drawings.svg)).tag == f"{{{drawing.SVG}}}svg"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_equal_numbers_give_equal_bytes() -> None:
 
 def test_two_drawings_of_one_kind_share_no_ids() -> None:
     figures = [heat_maps(name, "T", "c", [walk("w", 6, 1, 0)]) for name in ("a", "b")]
-    drawings = [svg for figure in figures for svg in (figure.svg, figure.narrow)]
+    drawings = [svg for figure in figures for svg in (figure.drawings.svg, figure.drawings.narrow)]
     ids = [set(re.findall(r'id="([^"]+)"', svg)) for svg in drawings]
     assert all(ids)
     assert len(set.union(*ids)) == sum(map(len, ids))
@@ -300,10 +300,10 @@ def test_component_and_subset_bars_are_as_long_as_their_shares() -> None:
 
 def test_text_of_figures_is_text(report: Report) -> None:
     (trajectories,) = (f for section in report.sections for f in section.figures if f.name == "trajectories")
-    for svg in (trajectories.svg, trajectories.narrow):
+    for svg in (trajectories.drawings.svg, trajectories.drawings.narrow):
         texts = [element.text for element in ElementTree.fromstring(svg).iter(f"{{{drawing.SVG}}}text")]
         assert "D8L8 seed 4" in texts
-    assert trajectories.pdf.startswith(b"%PDF")
+    assert trajectories.drawings.pdf.startswith(b"%PDF")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -312,11 +312,13 @@ def test_text_of_figures_is_text(report: Report) -> None:
 
 def test_page_and_figures_are_written_and_written_over(report: Report, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "report"
+    names = [figure.name for section in report.sections for figure in section.figures]
     for _ in range(2):
-        page = write_page(report, folder)
+        said: list[str] = []
+        page = write_page(report, folder, said.append)
+        assert said == [*(f"drawing {name}" for name in names), "writing"]
     assert page == folder / "index.html"
     assert page.read_text(encoding="utf-8") == html(report)
-    names = [figure.name for section in report.sections for figure in section.figures]
     assert {path.name for path in (folder / "figures").iterdir()} == {f"{n}.{k}" for n in names for k in ("svg", "pdf")}
     assert {path.name for path in folder.iterdir()} == {"index.html", "figures"}
 

@@ -202,7 +202,9 @@ def test_a_map_is_fitted_to_the_frozen_model_and_helps(tmp_path: Path) -> None:
     step = load_map(done.folder)
     (artefact,) = Store(tmp_path / "store").all(jobs.KIND)
     assert dict(artefact.manifest.inputs) == {"weights": before}
-    said = generate(load(folder), torch.tensor([[5, 6]]), "F J:step F J:step F J:step F", new=3, maps={"step": step})
+    said = generate(
+        load(folder), torch.tensor([[5, 6]]), "F J:step F J:step F J:step F", new=3, maps={"step": step}, stop=()
+    )
     assert said.tokens.shape == (1, 3)
 
 

@@ -71,6 +71,8 @@ def tuning_folder(folder: Path, kind: str = "llama", **changes: Any) -> Path:
     generator = torch.Generator().manual_seed(3)
     shapes = {name: each.shape for name, each in build(config).state_dict().items()}
     tensors = {name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()}
+    readout = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
+    tensors[readout][config["eos_token_id"]] *= 6  # replies end, now and then
     save_file(tensors, folder / "model.safetensors")
     return folder
 

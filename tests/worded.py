@@ -17,7 +17,7 @@ from tests.model_folders import SPECIAL, TEMPLATE
 
 WORDS = [*SPECIAL, *NAMES, *PARTNER, *map(str, range(10)), "Monday", "Tuesday", ".", "user", "assistant", "letter"]
 CONFIG = {
-    "model_type": "llama", "vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 4,
+    "model_type": "llama", "vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "eos_token_id": 2,
 }  # fmt: skip

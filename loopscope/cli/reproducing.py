@@ -206,8 +206,7 @@ def _page(evidence: Evidence, out: Path) -> tuple[Path, list[Verdict]]:
         tell("judging")
         verdicts = decide(evidence)
         report = report_of(evidence, verdicts, tell)
-        tell("writing")
-        return write_page(report, out), verdicts
+        return write_page(report, out, tell), verdicts
 
 
 def _ledger(verdicts: list[Verdict]) -> None:

@@ -7,8 +7,10 @@ are, and words between backticks come out as code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from loopscope.errors import InputError, nearest
 from loopscope.experiments import records
@@ -25,21 +27,34 @@ MAIN, LEDGER, COST = "main", "ledger", "cost"
 """Anchors that every page has."""
 
 
+class Drawings(NamedTuple):
+    """A figure as drawn: `svg` for a laptop's column, `narrow` for a phone, `pdf` as `svg` but in light colours.
+
+    The first two take their colours from the page.
+    """
+
+    svg: str
+    narrow: str
+    pdf: bytes
+
+
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and its words.
+    """A drawing and its words; `description` says what the drawing shows, for readers who do not see it.
 
-    `svg` is drawn for a laptop's column, `narrow` for a phone; both take their colours from the page.  `description`
-    says in words what the drawing shows, for readers who do not see it.  `pdf` is the wide drawing in light colours.
+    It is drawn when it is first looked at.  Two figures are equal if their words are: `description` has every number.
     """
 
     name: str
     title: str
     caption: str
     description: str
-    svg: str
-    narrow: str
-    pdf: bytes
+    draw: Callable[[], Drawings] = field(compare=False, repr=False)
+
+    @cached_property
+    def drawings(self) -> Drawings:
+        """What `draw` makes."""
+        return self.draw()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 from loopscope.errors import InputError
-from loopscope.report.contents import Figure
+from loopscope.report.contents import Drawings, Figure
 
 # The other modules that draw import matplotlib's names from here, where its absence is explained.
 try:
@@ -117,20 +117,24 @@ def check_some(name: str, given: Sized) -> None:
 
 
 def draw(name: str, title: str, caption: str, description: str, plot: Callable[[int], Canvas]) -> Figure:
-    """Call `plot` for both widths and make a figure of what it drew; equal drawings give equal bytes."""
-    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
-        wide, narrow = plot(WIDE), plot(NARROW)
-        # Laid out once, not again for every format; printed, not saved, as `savefig` would first draw all of it unseen.
-        for drawn in (wide, narrow):
-            if (engine := drawn.get_layout_engine()) is not None:
-                engine.execute(drawn)
-            drawn.set_layout_engine("none")
-        file = io.BytesIO()
-        about = {"CreationDate": None, "Creator": "loopscope", "Title": title}
-        FigureCanvasPdf(wide).print_pdf(file, metadata=about)
-        page_wide = _themed(_svg(wide), f"{name}-wide", title, description)
-        page_narrow = _themed(_svg(narrow), f"{name}-narrow", title, description)
-    return Figure(name, title, caption, description, page_wide, page_narrow, file.getvalue())
+    """A figure of what `plot` draws for both widths; equal drawings give equal bytes."""
+
+    def drawings() -> Drawings:
+        with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
+            wide, narrow = plot(WIDE), plot(NARROW)
+            # Laid out once, not for every format; printed, not saved, as `savefig` would first draw all of it unseen.
+            for drawn in (wide, narrow):
+                if (engine := drawn.get_layout_engine()) is not None:
+                    engine.execute(drawn)
+                drawn.set_layout_engine("none")
+            file = io.BytesIO()
+            about = {"CreationDate": None, "Creator": "loopscope", "Title": title}
+            FigureCanvasPdf(wide).print_pdf(file, metadata=about)
+            page_wide = _themed(_svg(wide), f"{name}-wide", title, description)
+            page_narrow = _themed(_svg(narrow), f"{name}-narrow", title, description)
+        return Drawings(page_wide, page_narrow, file.getvalue())
+
+    return Figure(name, title, caption, description, drawings)
 
 
 def _svg(drawn: Canvas) -> str:

@@ -48,7 +48,7 @@ def report_of(evidence: Evidence, verdicts: Sequence[Verdict], tell: Callable[[s
     """The whole page.  Sections without records are left out."""
     made = []
     for name, section in SECTIONS.items():
-        tell(f"drawing {name}")
+        tell(f"working out {name}")
         if (found := section(evidence)) is not None:
             made.append(replace(found, text=(*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))))
     lead = (*LEAD, *_who(evidence), *_spoken(evidence))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from loopscope.report.contents import Figure, percent
+from loopscope.report.contents import Drawings, Figure, percent
 from loopscope.report.drawing import ALARM, HEAT, INK, PAPER, RAMP, WIDE, Canvas, canvas, check_some, draw, heading
 
 
@@ -64,7 +64,12 @@ def loop_maps(name: str, title: str, caption: str, panels: Mapping[str, Square],
 
     described = f"Per cent right at t = n, by lengths. {' '.join(words(*panel) for panel in panels.items())}"
     figure = draw(name, title, caption, described, plot)
-    return replace(figure, svg=_masked(figure.svg, f"{name}-wide"), narrow=_masked(figure.narrow, f"{name}-narrow"))
+
+    def masked() -> Drawings:
+        svg, narrow, pdf = figure.drawings
+        return Drawings(_masked(svg, f"{name}-wide"), _masked(narrow, f"{name}-narrow"), pdf)
+
+    return replace(figure, draw=masked)
 
 
 def _masked(svg: str, prefix: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from importlib import resources
@@ -23,16 +23,19 @@ from loopscope.report.tables import costs, ledger, numbers, sentence, verdict, w
 PLURAL = {HOLDS: "claims hold", FAILS: "claims do not hold", NOT_RUN: "claims not run"}
 
 
-def write_page(report: Report, folder: Path) -> Path:
+def write_page(report: Report, folder: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
     """Write `folder`/index.html, and each figure as `folder`/figures/NAME.svg and NAME.pdf; returns the page's path.
 
     All files are written beside their places first and then renamed, the page last, so what was there before stays
-    until everything is ready.  StoreError, with nothing new left behind, when the file system refuses.
+    until everything is ready.  `tell` gets a line before every figure is drawn.  StoreError, with nothing new left
+    behind, when the file system refuses.
     """
     files: dict[Path, bytes] = {}
     for figure in (figure for section in report.sections for figure in section.figures):
-        files[folder / "figures" / f"{figure.name}.svg"] = alone(figure.svg).encode()
-        files[folder / "figures" / f"{figure.name}.pdf"] = figure.pdf
+        tell(f"drawing {figure.name}")
+        files[folder / "figures" / f"{figure.name}.svg"] = alone(figure.drawings.svg).encode()
+        files[folder / "figures" / f"{figure.name}.pdf"] = figure.drawings.pdf
+    tell("writing")
     page = folder / "index.html"
     files[page] = html(report).encode()
     _publish(files)
@@ -142,8 +145,8 @@ def _figure(figure: Figure, number: int) -> str:
         for kind in ("pdf", "svg")
     )
     return f"""<figure id="figure-{name}">
-<div class="wide">{figure.svg}</div>
-<div class="narrow">{figure.narrow}</div>
+<div class="wide">{figure.drawings.svg}</div>
+<div class="narrow">{figure.drawings.narrow}</div>
 <figcaption><strong>Figure {number}. {sentence(figure.title)}</strong> {words(figure.caption)}
 <span class="files">({files})</span></figcaption>
 </figure>"""
