@@ -356,6 +356,10 @@ def test_heads_that_were_given_are_named_beside_those_selected() -> None:
     }  # fmt: skip
     alone = walkers(given).tested("steering")
     assert list(alone) == ["smol (135M)"]
+    bare = as_model(letters("steering", {"unsteered": 0, "steered": 3}), "smol")
+    bare = replace(bare, settings={"set": "steering", "pairs": 256, "heads": None})
+    both = walkers(as_model(searched(None), "smol"), bare, given).tested("steering")
+    assert list(both) == ["smol (135M), no heads", "smol (135M), heads 6.2 in loop 4"]
 
 
 def test_heads_that_were_given_do_not_decide_where_a_search_chose_others() -> None:

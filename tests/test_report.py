@@ -240,6 +240,7 @@ def test_all_colours_of_figures_follow_the_theme_and_their_files_do_not(report: 
 def test_equal_numbers_give_equal_bytes() -> None:
     one, two = (rates("r", "R", "c", demo_tables()) for _ in range(2))
     assert one == two
+    assert one.drawings == two.drawings
 
 
 def test_two_drawings_of_one_kind_share_no_ids() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from loopscope.experiments.language import HEADS, LANGUAGE, selection_of
 from loopscope.experiments.records import Record
@@ -30,9 +30,15 @@ def of_search(record: Record, records: Iterable[Record]) -> bool | None:
 
 
 def patched(record: Record) -> str:
-    """Which heads were patched, in which loops."""
-    loops = record.settings["patched"]
-    return f"heads {record.settings['heads']} in loop{'s' * (len(loops) > 1)} {', '.join(map(str, loops))}"
+    """Which heads were patched, in which loops; records of runs without patches have none."""
+    if record.settings.get("heads") is None:
+        return "no heads"
+    return f"heads {record.settings['heads']} in {loops_in_words(record.settings['patched'])}"
+
+
+def loops_in_words(loops: Sequence[int]) -> str:
+    """Loops as they are told: loop 8; loops 2, 3."""
+    return f"loop{'s' * (len(loops) > 1)} {', '.join(map(str, loops))}"
 
 
 def subject_of(record: Record) -> tuple[str, ...]:

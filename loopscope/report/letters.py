@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import HEADS, LANGUAGE, LETTERS, selection_of
-from loopscope.experiments.language_names import identity, of_search, patched
+from loopscope.experiments.language_names import identity, loops_in_words, of_search, patched
 from loopscope.experiments.letter_tables import PAPER_CONTENT, PAPER_PAIRS
 from loopscope.experiments.records import Record, Row
 from loopscope.lm.heads import KEEPS, LEAVES, Heads, Selection, Tried, may_leave
@@ -171,7 +171,7 @@ def _chosen(walkers: Walkers) -> list[str]:
             said.append(f"{label}: none, as J brings no more right answers on discovery pairs")
             continue
         how = "every step had a scope that passed" if found.passed else "not every step had a scope that passed"
-        loops = f"loop{'s' * (len(found.loops) > 1)} {', '.join(map(str, found.loops))}"
+        loops = loops_in_words(found.loops)
         said.append(f"{label}: {len(found.heads)} in {loops}, `{found.heads}` (layer.heads), {how}")
     return [f"Heads that were chosen. {'; '.join(said)}."] if said else []
 
@@ -268,7 +268,7 @@ def _scope(tried: Tried, heads: int) -> str:
     """Heads in short: whole layers by their numbers."""
     chosen = Heads.parse(tried.heads)
     layers = list(chosen.by_layer)
-    loops = f"loop{'s' * (len(tried.loops) > 1)} {', '.join(map(str, tried.loops))}"
+    loops = loops_in_words(tried.loops)
     if len(chosen) < heads * len(layers):
         return f"{tried.heads}, {loops}"
     together = layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 2
