@@ -66,6 +66,7 @@ def test_recipes_lists_what_there_is_and_what_it_costs(capsys: pytest.CaptureFix
     for name, made in recipes.RECIPES.items():
         assert rows[name]["settings"] == json.loads(json.dumps(made.to_dict()))
         assert rows[name]["deviations"] == list(made.deviations)
+        assert rows[name]["numerics"] == list(made.numerics)
     code, out, err = loopscope(capsys, "recipes")
     assert (code, err) == (0, "")
     assert "matched-stepwise" in out

@@ -40,6 +40,7 @@ def recipes(as_json: AsJson = False) -> None:
             "batch": recipe.batch,
             "petaflop": training_flops(recipe) / 1e15,
             "deviations": list(recipe.deviations),
+            "numerics": list(recipe.numerics),
             "settings": recipe.to_dict(),
         }
         for recipe in RECIPES.values()

@@ -1,7 +1,8 @@
 """What a recipe is: everything that decides what a training run computes, as values.
 
 A recipe is a frozen dataclass that goes, as JSON, into the manifest of whatever it makes; with the seed it decides the
-artefact's key.  `deviations` names each point in which it differs from the reference protocol, and why.
+artefact's key.  `deviations` names each point in which it differs from the reference protocol, and why; `numerics` what
+leaves the protocol as it is: precision of products, rounding, random streams.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class BackboneRecipe:
     init: int = 0
     precision: Precision = "bf16"
     deviations: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""
@@ -218,6 +220,7 @@ class MapRecipe:
     keep: Literal["best", "last", "trail"] = "best"
     precision: Precision = "tf32"
     deviations: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""
@@ -226,6 +229,9 @@ class MapRecipe:
 
 Recipe = BackboneRecipe | MapRecipe
 
+FOR_READERS = ("about", "made_for", "deviations", "numerics")
+"""What decides nothing that is computed, and so no key."""
+
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in asdict(recipe).items() if name not in ("about", "made_for", "deviations")}
+    return {name: value for name, value in asdict(recipe).items() if name not in FOR_READERS}

@@ -44,7 +44,7 @@ def d8l6() -> BackboneRecipe:
     """Six loops, requests of one to eight steps: the backbone of the mechanism experiments."""
     return BackboneRecipe(
         "d8l6", "ten-node graph walk, requests of 1-8 steps, six loops", graph_walk_config(10, 6), GraphData(), "final",
-        512, _walk_stage(), stream="graph-walk", init=6 * 1009, deviations=(OWN_STREAM,),
+        512, _walk_stage(), stream="graph-walk", init=6 * 1009, numerics=(OWN_STREAM,),
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def n8_d8l8() -> BackboneRecipe:
     return replace(
         d8l8(), name="n8-d8l8", about="eight-node graph walk, eight steps, eight loops", data=data,
         model=graph_walk_config(8, 8), stream="eight", init=0, keep="last",
-        deviations=(OWN_STREAM, "lock seeds of our own: the reference does not give its own"),
+        numerics=(OWN_STREAM, "lock seeds of our own: the reference does not give its own"),
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def parity() -> BackboneRecipe:
     stage = Stage("train", 100_001, Optimiser(schedule, decay=0.01), check_every=1_000)
     return BackboneRecipe(
         "parity", "parity of 1-20 bits, n loops for n bits, growing lengths", parity_config(), ParityData(),
-        "own-length", 64, (stage,), stream="parity", precision="fp16", deviations=(OWN_STREAM, SCALED,
+        "own-length", 64, (stage,), stream="parity", precision="fp16", numerics=(OWN_STREAM, SCALED,
         "checkpoints are scored from update 1,000 on (10,000 in the reference), where none can be the best"),
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def relations() -> BackboneRecipe:
     stage = Stage("train", 80_000, Optimiser(schedule, betas=(0.9, 0.95)), check_every=2_000)
     return BackboneRecipe(
         "relations", "relation chains of 1-3 steps, one loop for each", relations_config(), RelationData(), "aligned",
-        512, (stage,), stream="relations", deviations=(OWN_STREAM,),
+        512, (stage,), stream="relations", numerics=(OWN_STREAM,),
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _map_stage(updates: int = 8_000, check_every: int = 400) -> tuple[Stage, ...
 
 def _one_call(name: str, hops: int, about: str) -> MapRecipe:
     return MapRecipe(
-        name, about, "d8l6", WalkFit(hops), 128, _map_stage(), stream="walk-maps", deviations=(OWN_STREAM, TF32, FP16)
+        name, about, "d8l6", WalkFit(hops), 128, _map_stage(), stream="walk-maps", numerics=(OWN_STREAM, TF32, FP16)
     )  # fmt: skip
 
 
@@ -138,8 +138,8 @@ def _matched(name: str, hops: int, updates: int = 8_000) -> MapRecipe:
     return replace(
         _one_call(f"matched-{name}", hops, f"`{name}` under matched supervision: states of 2,048 graphs, kept"),
         made_for="matched-final", data=data, stages=_map_stage(updates), stream="matched-maps", std=0.02, init=1000,
-        deviations=(OWN_STREAM, "products in TF32 on a GPU (bf16 autocast in the reference); scored in fp32")
-        + (() if updates == 8_000 else ("four times the updates of the protocol",)),
+        numerics=(OWN_STREAM, "products in TF32 on a GPU (bf16 autocast in the reference); scored in fp32"),
+        deviations=() if updates == 8_000 else ("four times the updates of the protocol",),
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def continue16() -> MapRecipe:
     return MapRecipe(
         "continue16", "a step at every call, trained through 16 steered calls from h0", "n8-d8l8", data, 128,
         _map_stage(), stream="continue-maps", precision="fp16",
-        deviations=(OWN_STREAM, SCALED, "one start of A per fit; the reference draws one per backbone and fit"),
+        numerics=(OWN_STREAM, SCALED, "one start of A per fit; the reference draws one per backbone and fit"),
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def _lasting(family: str, name: str, about: str, data: LastingFit) -> MapRecipe:
     precise = "products in TF32 on a GPU; states before the first J, and scores of checkpoints, from fp16 products"
     return replace(
         _one_call(f"{family}-{name}", data.hops, f"`{name}`, trained {about}"), data=data, stages=(stage,),
-        stream="lasting-maps", deviations=(OWN_STREAM, precise, ours),
+        stream="lasting-maps", deviations=(ours,), numerics=(OWN_STREAM, precise),
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def parity_staged() -> MapRecipe:
     data = ParityFit(((20, 24, 256, 64), (20, 32, 512, 48), (20, 40, 1_024, 32)))
     return MapRecipe(
         "parity-staged", "J before calls 2..n of parity, lengths 20-24, 20-32, 20-40", "parity", data, 64, (stage,),
-        stream="parity-maps", init=211_000, keep="last", deviations=(OWN_STREAM, TF32),
+        stream="parity-maps", init=211_000, keep="last", numerics=(OWN_STREAM, TF32),
     )  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def relations_curriculum() -> MapRecipe:
     return MapRecipe(
         "relations-curriculum", "a dense J for relation chains: lengths 4, 5, ..., 16, then all", "relations",
         RelationFit((*range(4, 17), 16)), 128, (*grow, rest), stream="relation-maps", family="dense", rank=None,
-        keep="trail", deviations=(OWN_STREAM, TF32, half),
+        keep="trail", numerics=(OWN_STREAM, TF32, half),
     )  # fmt: skip
 
 

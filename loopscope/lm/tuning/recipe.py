@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from loopscope.errors import InputError, nearest
 from loopscope.lm import iteration_tasks
 from loopscope.lm.passes import Boundary
-from loopscope.training.recipe import Schedule
+from loopscope.training.recipe import FOR_READERS, Schedule
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class Recipe:
     checked: int = 16
     gate: float | None = None
     deviations: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("loops", "updates", "examples", "micro", "deepest", "per_text", "check_every", "checked"):
@@ -211,13 +212,13 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; what is only for the reader is left out."""
-        return {name: value for name, value in asdict(self).items() if name not in ("about", "deviations")}
+        return {name: value for name, value in asdict(self).items() if name not in FOR_READERS}
 
 
 def changed(given: Recipe, changes: Iterable[str]) -> Recipe:
     """A recipe with other settings, written "name=value"; InputError for one that it has not, or a value of no use."""
     hints = get_type_hints(Recipe)
-    fixed = ("name", "about", "deviations", "trains", "task")
+    fixed = (*FOR_READERS, "name", "trains", "task")
     names = [field.name for field in fields(Recipe) if field.name not in fixed]
     values: dict[str, Any] = {}
     for change in changes:
