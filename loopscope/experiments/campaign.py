@@ -72,6 +72,8 @@ def steps(
     def has_maps(name: str, cohort: Cohort, experiment: Experiment) -> bool:
         groups = cohort.chosen_for(experiment)
         used = {cohort.prefix + target for target in experiment.uses or ()}
+        if experiment.apart:
+            return any((known[name].key, each) in fitted for each in used)
         return not groups or any((known[name].key, each) in fitted for group in groups for each in used & set(group))
 
     found = [

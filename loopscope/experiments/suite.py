@@ -20,6 +20,7 @@ from loopscope.experiments import (
     matched,
     parity_counts,
     parity_lengths,
+    selecting,
     switching,
     targets,
     trajectories,
@@ -37,6 +38,7 @@ TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, CROSSING, SWITCHING, MATCHED = (
     "trajectories", "targets", "two-calls", "eight-calls", "crossing", "switching", "matched"
 )  # fmt: skip
 LASTING, CONTINUATION, PARITY, CHAINS = "lasting", "continuation", "parity", "chains"
+SELECTING = "selecting"
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class Experiment:
     """None: a record is measured in one go."""
     lead: Callable[[Mapping[str, Predictions]], str] | None = None
     """The backbone that counts as the main one, by what was measured on all; None: the mechanism's rule decides."""
+    apart: bool = False
+    """Whether its maps are fitted by commands of their own: then it is done on backbones that have some."""
 
 
 def _trajectories(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -296,6 +300,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         Experiment(
             CHAINS, "Does J let chains of relations grow beyond the trained length?", ("relations",),
             _measure_chains, _chains, ("relations-curriculum",), raw=True,
+        ),
+        Experiment(
+            SELECTING, "Does J select what the backbone has learned, or does it create?", ("mechanism", "walkers"),
+            selecting.measure, _everywhere, selecting.TARGETS, selecting.tables, raw=True, apart=True,
         ),
     )
 }  # fmt: skip

@@ -21,10 +21,11 @@ from loopscope.model import LoopedTransformer
 from loopscope.store import Artefact, Draft, Store
 from loopscope.tasks.populations import population
 from loopscope.training.checkpoints import Checkpoints, alone, jobs
+from loopscope.training.controls import ControlFits, other_task
 from loopscope.training.lasting import LastingFits
 from loopscope.training.objective import Objective, new_map
 from loopscope.training.parity import ParityBackbones, ParityFits
-from loopscope.training.recipe import BackboneRecipe, LastingFit, MapRecipe, WalkFit
+from loopscope.training.recipe import BackboneRecipe, ControlFit, LastingFit, MapRecipe, WalkFit
 from loopscope.training.relations import RelationBackbones, RelationFits
 from loopscope.training.trainer import Trainer
 from loopscope.training.walks import WalkBackbones, WalkFits
@@ -170,8 +171,13 @@ def fit(
     if first.data.task == "relations" and len(fits) > 1:  # stages end early by each map's own score
         return [done for number in fits for done in fit(recipes, backbone, [number], store, settings)]
 
+    block = other_task(first.data.block) if isinstance(first.data, ControlFit) else None
+
     def objective(members: Sequence[_Member]) -> Objective:
         pairs = [(getattr(by_name[m.config["recipe"]["name"]].data, "hops", 0), m.seed) for m in members]
+        if isinstance(first.data, ControlFit):
+            other = None if block is None else load_backbone(block)
+            return ControlFits(first, model, pairs, settings.device, other)
         made = LastingFits if isinstance(first.data, LastingFit) else FITS[first.data.task]
         return made(first, model, pairs, settings.device)
 
@@ -190,7 +196,7 @@ def fit(
     wanted = [member((recipe.name, number)) for recipe in recipes for number in fits]
     targets = [recipe.to_dict() for recipe in recipes]
     identity = {"kind": MAP, "recipes": targets, "backbone": backbone.key, "device": settings.device.type}
-    inputs = {BACKBONE: backbone.key}
+    inputs = {BACKBONE: backbone.key} | ({} if block is None else {"block": block.key})
     cohort = _cohort(store, MAP, identity, wanted, inputs, lambda ident: member((ident[0], ident[1])))
     name = f"{'+'.join(by_name)}@{name_of(backbone)}"
     return _run(_Job(MAP, name, first, identity, inputs, cohort, objective, write), wanted, store, settings)

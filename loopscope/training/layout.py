@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as nnf
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from loopscope.tasks.graph_walk import GraphWalk
@@ -85,6 +86,14 @@ class Runs(NamedTuple):
         """As `Layout` says."""
         return ops.answer_attention(q, kv, self.tokens, heads)
 
+    def pieces(self, x: Float[Tensor, "S M c"]) -> Float[Tensor, "S B T c"]:
+        """The rows of each example."""
+        return x.unflatten(1, (-1, self.tokens))
+
+    def pack(self, pieces: Float[Tensor, "S B T c"]) -> Float[Tensor, "S M c"]:
+        """What `pieces` was given."""
+        return pieces.flatten(1, 2)
+
 
 class SharedBeginnings:
     """Graph walks whose first nine rows, which take few values, are computed once for all examples of a seed.
@@ -142,6 +151,91 @@ class SharedBeginnings:
     ) -> Float[Tensor, "S B d"]:
         """As `Layout` says."""
         return ops.shared_answer_attention(q, kv, self.begun, heads)
+
+
+class AllStarts(NamedTuple):
+    """Graph walks in which every graph is asked for all of its N starts; rows before QUERY are computed once a graph.
+
+    Exact: attention is causal, so no start changes those rows.  A *piece* is what belongs to one graph: the rows before
+    QUERY, then the own rows of each start.  The rows of a seed are those of the examples' own, one example after
+    another, then those of each graph.
+    """
+
+    task: GraphWalk
+    graphs: int
+
+    @property
+    def tokens(self) -> int:
+        """As `Layout` says."""
+        return self.task.length
+
+    @property
+    def shared(self) -> int:
+        """How many rows the starts of a graph have in common."""
+        return self.task.query_row
+
+    @property
+    def own(self) -> int:
+        """How many rows an example has for itself."""
+        return self.task.length - self.task.query_row
+
+    def rows(self, row: int) -> list[int]:
+        """Where this row of the examples lies in a piece: once, or once for each start."""
+        if row < self.shared:
+            return [row]
+        return [row + self.own * start for start in range(self.task.nodes)]
+
+    def embed(
+        self,
+        ops: Any,
+        table: Float[Tensor, "S V d"],
+        positions: Float[Tensor, "S places d"] | None,
+        tokens: Int[Tensor, "S B T"],
+    ) -> Float[Tensor, "S M d"]:
+        """As `Layout` says."""
+        later = None if positions is None else positions[:, self.shared :]
+        own = Runs(self.own).embed(ops, table, later, tokens[..., self.shared :])
+        begun = tokens[:, :: self.task.nodes, : self.shared]
+        return torch.cat([own, Runs(self.shared).embed(ops, table, positions, begun)], 1)
+
+    def at(self, row: int) -> slice:
+        """As `Layout` says, for rows that are the examples' own."""
+        assert row >= self.shared, f"row {row} is shared: an example's own rows start at {self.shared}"
+        return slice(row - self.shared, self.graphs * self.task.nodes * self.own, self.own)
+
+    def pieces(self, x: Float[Tensor, "S M c"]) -> Float[Tensor, "S G R c"]:
+        """The rows of each graph."""
+        own, shared = x.tensor_split([self.graphs * self.task.nodes * self.own], 1)
+        return torch.cat([each.unflatten(1, (self.graphs, -1)) for each in (shared, own)], 2)
+
+    def pack(self, pieces: Float[Tensor, "S G R c"]) -> Float[Tensor, "S M c"]:
+        """What `pieces` was given."""
+        return torch.cat([pieces[:, :, self.shared :].flatten(1, 2), pieces[:, :, : self.shared].flatten(1, 2)], 1)
+
+    def visible(self, device: torch.device) -> Bool[Tensor, "R R"]:
+        """Which rows of a piece each row may see: of its own start and of none, up to itself."""
+        row = torch.arange(self.shared + self.task.nodes * self.own, device=device)
+        start = torch.where(row < self.shared, -1, (row - self.shared) // self.own)
+        return (row <= row[:, None]) & ((start == -1) | (start == start[:, None]))
+
+    def attention(
+        self, ops: Any, qkv: Float[Tensor, "S M three_d"], bias: Weight | None, heads: int
+    ) -> Float[Tensor, "S M d"]:
+        """As `Layout` says."""
+        pieces = self.pieces(ops.add(qkv, None, bias))
+        q, k, v = (part.transpose(2, 3) for part in pieces.unflatten(-1, (3, heads, -1)).unbind(3))
+        z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=self.visible(qkv.device))
+        return self.pack(z.transpose(2, 3).flatten(3))
+
+    def answer_attention(
+        self, ops: Any, q: Float[Tensor, "S B d"], kv: Float[Tensor, "S M two_d"], heads: int
+    ) -> Float[Tensor, "S B d"]:
+        """As `Layout` says."""
+        k, v = (part.transpose(2, 3) for part in self.pieces(kv).unflatten(-1, (2, heads, -1)).unbind(3))
+        asked = q.unflatten(1, (self.graphs, -1)).unflatten(-1, (heads, -1)).transpose(2, 3)
+        seen = self.visible(q.device)[self.rows(self.tokens - 1)]
+        z = nnf.scaled_dot_product_attention(asked, k, v, attn_mask=seen)
+        return z.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 def layout_of(layout: Layout | int) -> Layout:

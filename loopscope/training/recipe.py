@@ -172,6 +172,24 @@ class LastingFit(WalkFit):
 
 
 @dataclass(frozen=True)
+class ControlFit(WalkFit):
+    """A map for one more call under a control: as `WalkFit`, with another block after J, or J on some rows alone.
+
+    - `block`: what follows J.  "trained": the backbone's own F.  "permuted": F with the entries of every tensor of its
+      layers permuted.  "none": nothing, J(h) itself is read.  Otherwise the name of a backbone of another task, whose F
+      and readout take over (see `training.controls`).
+    - `rows`: the rows that J acts on; all others enter the block as they are.  "edges" are EDGE, j, f(j) of every
+      arrow, "query" is QUERY, the start and DEPTH.
+    - `starts`: "one" start a graph, or "all" of them, so that a batch has fewer graphs and what the starts of a graph
+      have in common is computed once.
+    """
+
+    block: str = "trained"
+    rows: Literal["all", "answer", "edges", "query"] = "all"
+    starts: Literal["one", "all"] = "one"
+
+
+@dataclass(frozen=True)
 class ParityFit:
     """A map for parity, before calls 2..n, read after call n = the length.
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from loopscope.errors import InputError, nearest
 from loopscope.model import ModelConfig, graph_walk_config, parity_config, relations_config
+from loopscope.training.hops import BUDGETS, CONTROLS, HOPS, Budget, Control
 from loopscope.training.recipe import (
     BackboneRecipe,
+    ControlFit,
     GraphData,
     LastingFit,
     MapRecipe,
@@ -28,6 +30,10 @@ TF32 = "products in TF32 on a GPU (fp32 in the reference); checkpoints are score
 SCALED = (
     "products in fp16 with scaled losses on a GPU, as precise as TF32 (fp32 in the reference); checkpoints are scored "
     "in fp32"
+)
+BRIEF = (
+    "600 updates of 12 graphs with all ten starts at 1e-3, falling to 0 (8,000 updates of 128 graphs with one start at "
+    "1e-4 in the reference)"
 )
 FP16 = "states before the first J from fp16 products on a GPU, as precise as TF32 (fp32 in the reference)"
 
@@ -129,6 +135,27 @@ def one() -> MapRecipe:
 def two() -> MapRecipe:
     """The next call walks two steps."""
     return _one_call("two", 2, "one more call walks two steps, to f^10(s)")
+
+
+def hops(control: Control, k: int, budget: Budget = "full") -> MapRecipe:
+    """One more call leads to f^(8+k)(s), by the protocol of `one` and `two`, under a control.
+
+    The brief budget is for a CPU: fewer updates at a higher rate that falls, and graphs that come with all their
+    starts, so that what these have in common is computed once.  It is the same for every k and every control.
+    """
+    made = replace(
+        _one_call(control.target(k, budget), k, f"f^{8 + k}(s) after one more call; {control.about}"), rank=control.rank
+    )
+    if budget == "brief":
+        stage = Stage("fit", 600, Optimiser(Schedule(1e-3, decay=600)), check_every=300)
+        data = ControlFit(k, block=control.block, rows=control.rows, starts="all")
+        return replace(
+            made, data=data, batch=120, stages=(stage,), precision="bf16", deviations=(BRIEF,),
+            numerics=(OWN_STREAM, "products in bf16 (fp32 in the reference); scored in fp32"),
+        )  # fmt: skip
+    if (control.block, control.rows) == ("trained", "all"):
+        return made
+    return replace(made, data=ControlFit(k, block=control.block, rows=control.rows))
 
 
 def _matched(name: str, hops: int, updates: int = 8_000) -> MapRecipe:
@@ -244,6 +271,7 @@ RECIPES: Mapping[str, Recipe] = _listed(
     _matched("one-long", 1, 32_000), _matched("two-long", 2, 32_000),
     *(made(name, hops) for made in (rollout, pool, strings) for name, hops in (("one", 1), ("two", 2))),
     continue16(), parity_staged(), relations_curriculum(),
+    *(hops(control, k, budget) for budget in BUDGETS for control in CONTROLS for k in HOPS),
     tiny(), _tiny_map("stay", 0), _tiny_map("one", 1),
 )  # fmt: skip
 """Every recipe by name."""

@@ -12,10 +12,10 @@ from loopscope.model import LoopedTransformer
 from loopscope.tasks.graph_walk import GraphWalk, all_starts, walk
 from loopscope.tasks.populations import held_out, population
 from loopscope.training.cohort import Cohort, Precision, State, frozen, stacked
-from loopscope.training.layout import Layout, Runs, SharedBeginnings
+from loopscope.training.layout import AllStarts, Layout, Runs, SharedBeginnings
 from loopscope.training.objective import Maps, Step, each_loss, mean_loss, share
 from loopscope.training.ops import BEGUN, shared_rows
-from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, WalkFit
+from loopscope.training.recipe import BackboneRecipe, ControlFit, GraphData, MapRecipe, WalkFit
 from loopscope.training.streams import GraphStream, below, bits, stream_key
 
 SCORED_AT_ONCE = 640  # examples; bounds the memory of a check
@@ -86,6 +86,8 @@ class WalkFits:
         self.precision: Precision = recipe.precision
         self.config = backbone.config
         self.task = GraphWalk(self.config.classes)
+        # How many examples share a graph; they follow each other, with starts 0, 1, ...
+        self.starts = self.task.nodes if isinstance(recipe.data, ControlFit) and recipe.data.starts == "all" else 1
         weights = frozen(backbone, device)
         self.fast = Cohort(self.config, weights, self.precision)
         self.exact = Cohort(self.config, weights, "fp32")
@@ -98,7 +100,7 @@ class WalkFits:
         self.source = torch.tensor([fits.index(fit) for _, fit in members], device=device)
         self.hops = [hops for hops, _ in members]
         codes = held_out(self.data.held_out)
-        self.stream = GraphStream(recipe.stream, fits, recipe.batch, self.task.nodes, codes, device)
+        self.stream = GraphStream(recipe.stream, fits, recipe.batch // self.starts, self.task.nodes, codes, device)
         selection = population(self.data.selection)
         self.selection = self._states(*all_starts(selection.graphs), self.exact)
         self.kept = selection.mask(self.data.rule).to(device)
@@ -108,20 +110,36 @@ class WalkFits:
             keys = [stream_key(recipe.stream, fit, "rows") for fit in fits]
             self.keys = torch.tensor(keys, device=device)[:, None]
 
+    def layout(self, examples: int) -> Runs | AllStarts:
+        """How the rows of so many examples lie."""
+        return Runs(self.task.length) if self.starts == 1 else AllStarts(self.task, examples // self.starts)
+
     def _states(self, graphs: Tensor, starts: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """The state [B, T, d] that J first acts on, and the walk [B, ...] from which targets are taken."""
+        """The state [P, R, d] that J first acts on, piece by piece, and the walk [B, ...] that targets are taken from.
+
+        A piece has the rows of one example, or those of one graph where all of its starts are asked for.
+        """
         device = self.source.device
         graphs, starts = graphs.to(device), starts.to(device)
-        length, most = self.task.length, self.data.base + max(self.hops) * self.data.calls
+        most = self.data.base + max(0, *self.hops) * self.data.calls
         tokens = self.task.tokens(graphs, starts, self.data.request, check=False)
         with torch.no_grad():
             pieces = []
-            for part in tokens.split(4096):
-                state = cohort.embed(part[None])
+            for part in tokens.split(4096 // self.starts * self.starts):
+                layout = self.layout(len(part))
+                state = cohort.embed(part[None], layout)
                 for _ in range(self.prefix):
-                    state = cohort.call(state, length)
-                pieces.append(cohort.settle(state).view(len(part), length, -1))
+                    state = cohort.call(state, layout)
+                pieces.append(layout.pieces(cohort.settle(state))[0])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces), walk(graphs, starts, most)
+
+    def _drawn(self, update: Int[Tensor, ""]) -> tuple[Int[Tensor, "fits B N"], Int[Tensor, "fits B"]]:
+        """The graphs and starts of an update."""
+        graphs = self.stream.graphs(update)
+        if self.starts == 1:
+            return graphs, self.stream.starts(update)
+        each, starts = all_starts(graphs.flatten(0, 1))
+        return each.unflatten(0, (len(graphs), -1)), starts.unflatten(0, (len(graphs), -1))
 
     def shape(self, stage: int, update: int) -> None:
         """All updates are of one shape."""
@@ -130,21 +148,22 @@ class WalkFits:
         """A fresh batch for every fit (or rows of the pool), shared by the members of that fit."""
         batch = self.recipe.batch
         if self.pool is None:
-            graphs, starts = self.stream.graphs(update), self.stream.starts(update)
+            graphs, starts = self._drawn(update)
             h, path = self._states(graphs.flatten(0, 1), starts.flatten(), self.ahead)
             drawn = torch.cat([graphs.flatten(1), starts], 1)
         else:
             counter = update * batch + torch.arange(batch, device=self.keys.device)
             drawn = below(len(self.pool[0]), bits(self.keys, counter))
             h, path = (part[drawn.flatten()] for part in self.pool)
-        h, path = (part.unflatten(0, (-1, batch))[self.source] for part in (h, path))
+        h, path = h.unflatten(0, (-1, batch // self.starts))[self.source], path.unflatten(0, (-1, batch))[self.source]
         losses = [mean_loss(logits, target) for logits, target in self._steered(self.fast, h, path)]
         return Step(torch.stack(losses).mean(0), drawn[self.source])
 
     def scores(self, stage: int) -> list[tuple[float, ...]]:
         """On the selection population, in fp32: accuracy over the instances that count, or minus the loss."""
         pieces = []
-        for h, path in zip(*(part.split(SCORED_AT_ONCE) for part in self.selection), strict=True):
+        (states, paths), graphs = self.selection, SCORED_AT_ONCE // self.starts
+        for h, path in zip(states.split(graphs), paths.split(graphs * self.starts), strict=True):
             h, path = (part.expand(len(self.stack), *part.shape) for part in (h, path))
             outcome = [
                 -each_loss(logits, target) if self.data.score == "loss" else (logits.argmax(-1) == target).float()
@@ -154,21 +173,28 @@ class WalkFits:
         return share(torch.cat(pieces, 1)[:, self.kept])
 
     def _steered(
-        self, cohort: Cohort, h: Float[Tensor, "S B T d"], path: Int[Tensor, "S B steps"]
+        self, cohort: Cohort, h: Float[Tensor, "S P R d"], path: Int[Tensor, "S B steps"]
     ) -> list[tuple[Float[Tensor, "S B classes"], Int[Tensor, "S B"]]]:
         """Logits and targets after each of the steered calls (J F)."""
-        members, batch, length, width = h.shape
         outcome = []
         for call in range(1, self.data.calls + 1):
-            last = call == self.data.calls
-            steered = self.maps(h.reshape(members, -1, width))
-            state = cohort.call(State(steered.view(1, -1, width)), length, last_row=last)
-            if last:
-                logits = cohort.read_row(state, 1, 0)
-            else:
-                h = cohort.settle(state)
-                logits = cohort.read(h[:, length - 1 :: length])
+            h, logits = self._steer(cohort, h, call == self.data.calls)
             steps = [self.data.base + hops * call for hops in self.hops]
             target = torch.stack([path[member, :, step] for member, step in enumerate(steps)])
-            outcome.append((logits.view(members, batch, -1), target))
+            outcome.append((logits.view(*target.shape, -1), target))
         return outcome
+
+    def _mapped(self, h: Float[Tensor, "S P R d"]) -> Float[Tensor, "S P R d"]:
+        """J(h), each member's own."""
+        return self.maps(h.reshape(len(h), -1, h.shape[-1])).view(h.shape)
+
+    def _steer(
+        self, cohort: Cohort, h: Float[Tensor, "S P R d"], last: bool
+    ) -> tuple[Float[Tensor, "S P R d"], Float[Tensor, "one examples classes"]]:
+        """One steered call: where it leads (after the last, nobody asks), and what is read there."""
+        layout = self.layout(h.shape[0] * h.shape[1] * self.starts)
+        state = cohort.call(State(layout.pack(self._mapped(h).flatten(0, 1)[None])), layout, last_row=last)
+        if last:
+            return h, cohort.read_row(state, 1, 0)
+        led = cohort.settle(state)
+        return layout.pieces(led).view(h.shape), cohort.read(led[:, layout.at(self.task.answer_row)])
