@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,10 @@ def lm_recipes(as_json: AsJson = False) -> None:
     from loopscope.lm.tuning.recipes import RECIPES
 
     if as_json:
-        told = [{"about": r.about, "deviations": list(r.deviations), **r.to_dict()} for r in RECIPES.values()]
+        told = [
+            {"about": r.about, "deviations": list(r.deviations), "numerics": list(r.numerics), **r.to_dict()}
+            for r in RECIPES.values()
+        ]
         return print_json({"recipes": told})
     print_table(
         "Recipes for language models",
@@ -54,10 +58,11 @@ def lm_recipes(as_json: AsJson = False) -> None:
 @lm_app.command("new")
 def lm_new(
     out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
-    tokenizer: Annotated[Path, typer.Option(help="A folder whose tokenizer is taken.")],
     layers: Annotated[int, typer.Option(help="Layers of F.")],
     width: Annotated[int, typer.Option(help="Width of the state.")],
     heads: Annotated[int, typer.Option(help="Heads of a layer.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="A folder whose tokenizer is taken.")] = None,
+    words: Annotated[str | None, typer.Option(help="Instead, a tokenizer of a task's words alone: letters.")] = None,
     like: Annotated[str, typer.Option(help="llama or ouro.")] = "llama",
     loops: Annotated[int, typer.Option(help="Calls of F.")] = 4,
     boundary: Annotated[str, typer.Option(help="What ends a loop: none or norm.")] = "norm",
@@ -68,13 +73,39 @@ def lm_new(
     quiet_transformers()
     from loopscope.lm.passes import boundary_named
     from loopscope.lm.tuning.fresh import Shape, like_named, write_fresh
+    from loopscope.lm.tuning.words import write_words
 
     parent_of(out)
     shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
-    count = write_fresh(out, shape, tokenizer, seed)
+    if (tokenizer is None) == (words is None):
+        raise InputError("a new model has a tokenizer: give either --tokenizer FOLDER or --words letters")
+    with tempfile.TemporaryDirectory() as made:
+        if words is not None:
+            tokenizer = Path(made) / words
+            write_words(tokenizer, words)
+        assert tokenizer is not None
+        count = write_fresh(out, shape, tokenizer, seed)
     if as_json:
         return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})
     print(f"{out}: like {like}, {count:,} weights, {loops} loops, boundary {boundary}, seed {seed}")
+
+
+@lm_app.command("keep")
+def lm_keep(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="What it is called from now on, such as letters-4x128.")],
+    store: StoreFolder = Path("store"),
+    as_json: AsJson = False,
+) -> None:
+    """Keep a small model in a store under a name, hashed; `loopscope zoo add` takes it and its map from there."""
+    quiet_transformers()
+    from loopscope.lm.kept import keep
+
+    made = keep(folder, name, store_to_be(store))
+    size = sum(file.size for file in made.manifest.files.values())
+    if as_json:
+        return print_json({"name": name, "key": made.key, "folder": str(made.folder), "bytes": size})
+    print(f"{name}: {size:,} bytes in {made.folder}")
 
 
 @lm_app.command("finetune")

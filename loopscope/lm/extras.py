@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 from loopscope.errors import InputError
+
+NEEDED = ("transformers", "tokenizers", "jinja2")
+"""What a model folder is loaded and spoken to with."""
+
+
+def lacking() -> str:
+    """Which packages a model folder cannot be used without and how they are installed; "" where all are there."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    return f"needs {', '.join(missing)}: pip install 'loopscope[lm]'" if missing else ""
 
 
 def extra(name: str, purpose: str) -> ModuleType:

@@ -1,0 +1,94 @@
+"""Model folders as artefacts of a store, so that a small model can be kept beside its map, hashed and found by name.
+
+    lm        config {"name": "letters-4x128"}, inputs {"weights": SHA-256 of the weights}
+              config.json, loopscope.json, model.safetensors, tokenizer.json, ... as in its folder
+    lm-map    a map that `tuning.jobs.fit` made; its inputs name the same weights
+
+The artefact's own folder is a model folder: whatever takes one takes it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loopscope.artefacts import LM, WEIGHTS_SHA
+from loopscope.errors import InputError
+from loopscope.files import damaged, read
+from loopscope.lm.extras import lacking
+from loopscope.lm.folders import (
+    CONFIG,
+    LOOPED,
+    SINGLE,
+    load,
+    outline,
+    read_config,
+    read_looped,
+    tensors_of,
+    weights_sha256,
+)
+from loopscope.lm.steering import check_fitted, load_step
+from loopscope.lm.text import OLD_SETTINGS, SETTINGS, TEMPLATE, TOKENIZER, load_tokenizer
+from loopscope.manifest import MANIFEST
+from loopscope.maps import not_finite
+from loopscope.store import Artefact, Store
+
+FILES = (CONFIG, LOOPED, SINGLE, TOKENIZER, SETTINGS, OLD_SETTINGS, TEMPLATE)
+"""What is kept of a model folder; how it was trained is an artefact of its own (`lm-training`)."""
+
+
+def keep(folder: Path, name: str, store: Store) -> Artefact:
+    """Write the model in a folder to a store under a name; one that is there is kept.
+
+    InputError for a folder that is no model, has its weights in several files or has no tokenizer, and for a name that
+    is empty or has spaces in it.
+    """
+    if not name or name != "".join(name.split()):
+        raise InputError(f"a model is kept under a name without spaces, not {name!r}")
+    model = outline(folder)
+    tensors_of(model, folder)
+    load_tokenizer(folder)
+    if not (folder / SINGLE).is_file():
+        raise InputError(f"{folder} has its weights in several files; a model that is kept has one, {SINGLE}")
+    with store.write(LM, {"name": name}, {WEIGHTS_SHA: weights_sha256(folder)}) as draft:
+        for file in FILES:
+            if (folder / file).is_file():
+                draft.bytes(file, read(folder / file))
+    return draft.artefact
+
+
+def opened(artefact: Artefact) -> Path:
+    """The folder of a kept model or map, every file of it hashed; DamagedError where one is not as it was written."""
+    artefact.verify()
+    return artefact.folder
+
+
+def check_model(artefact: Artefact) -> int:
+    """Load a kept model, and give its width; DamagedError where its weights are not those it was kept for.
+
+    InputError where the packages for that are not installed (`extras.lacking`), and as `folders.load`.
+    """
+    folder = opened(artefact)
+    if artefact.manifest.inputs.get(WEIGHTS_SHA) != weights_sha256(folder):
+        raise damaged(folder / MANIFEST, "the SHA-256 of its weights", str(artefact.manifest.inputs.get(WEIGHTS_SHA)))
+    if missing := lacking():
+        raise InputError(missing)
+    load_tokenizer(folder)
+    model = load(folder)
+    if bad := not_finite(model):
+        raise damaged(folder / SINGLE, "finite weights", f"NaN or infinity in {bad}")
+    return model.width
+
+
+def check_map(artefact: Artefact, model: Artefact) -> None:
+    """Load the kept map of a kept model; InputError or DamagedError where the two do not fit."""
+    step, folder = opened(artefact), model.folder
+    load_step(step, folder, read_config(folder).get("hidden_size"))
+    check_fitted(step, folder, weights_sha256(folder))
+
+
+def about(artefact: Artefact) -> str:
+    """A kept model in one line: its kind, its size and how it is looped."""
+    config, looped = read_config(artefact.folder), read_looped(artefact.folder)
+    size = f"{config.get('num_hidden_layers')} layers of width {config.get('hidden_size')}"
+    loops = f", {looped['loops']} loops" if looped else ""
+    return f"{config.get('model_type')}, {size}{loops}"
