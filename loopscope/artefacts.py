@@ -6,12 +6,14 @@
                adapter_config.json, adapter_model.safetensors (a saved map), result.json
     trail      config and inputs of its map
                weights.safetensors: the map's parameters at points of its last stage, and the `update` of each point
+    lm, lm-map a language model and its map (`lm.kept`), which goes with the model whose weights it names
 
 All loaders hash what they read.  What does not fit is damage, told with file, expectation and finding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 
 import torch
@@ -24,7 +26,10 @@ from loopscope.model import LoopedTransformer, ModelConfig
 from loopscope.store import Artefact, Store
 
 BACKBONE, MAP, TRAIL = "backbone", "map", "trail"
+LM, LM_MAP = "lm", "lm-map"
 WEIGHTS, RESULT = "weights.safetensors", "result.json"
+WEIGHTS_SHA = "weights"
+"""Among the inputs of a language model and of its maps: the SHA-256 of the weights."""
 
 EXACT = (torch.bfloat16, torch.float16, torch.float32)
 """Types whose every value fp32 holds."""
@@ -33,6 +38,7 @@ EXACT = (torch.bfloat16, torch.float16, torch.float32)
 def name_of(artefact: Artefact) -> str:
     """What people call it: "d8l6-3" (recipe and seed) for a backbone, "one-1@d8l6-3" (recipe, fit, backbone) for a map.
 
+    A language model has a name of its own, "letters-4x128", and its map goes by its recipe and that.
     A backbone that is not in the map's store, and an artefact of another make, go by the first 8 digits of their key.
     Names are for people: two recipes may share one, keys never collide.
     """
@@ -42,15 +48,30 @@ def name_of(artefact: Artefact) -> str:
             return f"{recipe}-{seed}"
         case "map", {"recipe": {"name": str(recipe)}, "fit": int(fit)} if BACKBONE in manifest.inputs:
             return f"{recipe}-{fit}@{_backbone_name(artefact)}"
+        case "lm", {"name": str(name)}:
+            return name
+        case "lm-map", {"recipe": {"name": str(recipe)}} if model := model_of(artefact, [_store_of(artefact)]):
+            return f"{recipe}@{name_of(model)}"
     return artefact.key[:8]
 
 
 def _backbone_name(fit: Artefact) -> str:
     key = fit.manifest.inputs[BACKBONE]
     try:
-        return name_of(Store(fit.folder.parent.parent).open(BACKBONE, key))
+        return name_of(_store_of(fit).open(BACKBONE, key))
     except LoopscopeError:
         return key[:8]
+
+
+def model_of(step: Artefact, stores: Iterable[Store]) -> Artefact | None:
+    """The language model that a map of one was fitted to, by its weights, from the first store that has it."""
+    weights = step.manifest.inputs.get(WEIGHTS_SHA)
+    models = (model for store in stores for model in store.all(LM))
+    return next((model for model in models if weights and model.manifest.inputs.get(WEIGHTS_SHA) == weights), None)
+
+
+def _store_of(artefact: Artefact) -> Store:
+    return Store(artefact.folder.parent.parent)
 
 
 def load_backbone(artefact: Artefact) -> LoopedTransformer:

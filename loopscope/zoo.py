@@ -1,8 +1,9 @@
-"""The zoo: the trained backbones and fitted maps that come with a checkout, in a store of its own.
+"""The zoo: the trained backbones, language models and fitted maps that come with a checkout, in a store of its own.
 
     zoo = open_zoo()
     model = load_backbone(find(zoo, "d8l6-3", "backbone"))
     step = load_fit(find(zoo, "one-1@d8l6-3", "map"))
+    walker = lm.kept.opened(find(zoo, "letters-4x128", "lm"))  # a model folder
 
 It is the folder `zoo` beside the package, or the one that the environment variable LOOPSCOPE_ZOO names.
 """
@@ -16,19 +17,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import loopscope
-from loopscope.artefacts import BACKBONE, MAP, RESULT, load_backbone, load_fit, name_of
+from loopscope.artefacts import (
+    BACKBONE,
+    LM,
+    LM_MAP,
+    MAP,
+    RESULT,
+    WEIGHTS_SHA,
+    load_backbone,
+    load_fit,
+    model_of,
+    name_of,
+)
 from loopscope.errors import DamagedError, InputError, LoopscopeError, nearest
 from loopscope.files import damaged
 from loopscope.manifest import KEY_OR_PREFIX, MANIFEST
 from loopscope.store import Artefact, Status, Store
 
-KINDS = (BACKBONE, MAP)
+KINDS = (BACKBONE, MAP, LM, LM_MAP)
 VARIABLE = "LOOPSCOPE_ZOO"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One backbone or map of the zoo; `about` is one line from its result."""
+    """One backbone, language model or map of the zoo; `about` is one line from its result."""
 
     name: str
     kind: str
@@ -63,7 +75,7 @@ def open_zoo(folder: Path | None = None) -> Store:
 
 
 def entries(store: Store) -> list[Entry]:
-    """Every readable backbone and map, backbones first, by name; quick, as `Store.all` is."""
+    """Every readable entry, backbones first and language models last, by name; quick, as `Store.all` is."""
     found = [_entry(artefact) for kind in KINDS for artefact in store.all(kind)]
     return sorted(found, key=lambda entry: (KINDS.index(entry.kind), _by_number(entry.name), entry.key))
 
@@ -78,9 +90,9 @@ def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
 
 
 def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
-    """The backbone or map of this name, or with the only key that starts so (at least 4 characters).
+    """The entry of this name, or with the only key that starts so (at least 4 characters).
 
-    `kind` says which of the two; None: either.  InputError if there is none or more than one.
+    `kind` says of which; None: of any.  InputError if there is none or more than one.
     """
     kinds = KINDS if kind is None else (kind,)
     what = kind or "backbone or map"
@@ -97,26 +109,29 @@ def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
 
 
 def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
-    """Adopt backbones and maps of another store, by name or key prefix; a map brings its backbone if the zoo has none.
+    """Adopt entries of another store, by name or key prefix; a map brings its backbone or model if the zoo has none.
 
     All are found and loaded before the first is copied: what is missing or damaged leaves the zoo as it was.  Gives the
-    entries that were asked for and the backbones of the maps among them.
+    entries that were asked for and the backbones and models of the maps among them.
     """
     chosen: dict[str, Artefact] = {}
     for text in asked:
         artefact = find(source, text)
-        if artefact.manifest.kind == MAP:
+        if artefact.manifest.kind in (MAP, LM_MAP):
             backbone = _backbone_of(artefact, (zoo, source))
             chosen.setdefault(backbone.key, backbone)
         chosen[artefact.key] = artefact
     widths: dict[str, int] = {}
     for artefact in chosen.values():
-        _check(artefact, widths)
+        _check(artefact, (zoo, source), widths)
     return [_entry(zoo.adopt(artefact)) for artefact in chosen.values()]
 
 
 def verify(store: Store) -> tuple[Status, ...]:
-    """As `Store.verify`; besides, every backbone and map must load, and every map fit a whole backbone beside it."""
+    """As `Store.verify`; besides, every backbone and map must load, and every map fit a whole backbone beside it.
+
+    Without the packages that language models need, of these only the hashes are compared, which the reason says.
+    """
     widths: dict[str, int] = {}
     return tuple(_checked(store, status, widths) for status in store.verify())  # by kind: backbones before maps
 
@@ -125,26 +140,51 @@ def _checked(store: Store, status: Status, widths: dict[str, int]) -> Status:
     if status.state != "ok" or status.kind not in KINDS:
         return status
     try:
-        _check(store.open(status.kind, status.key), widths)
+        unloaded = _check(store.open(status.kind, status.key), (store,), widths)
     except LoopscopeError as error:
         state = "damaged" if isinstance(error, DamagedError) else "unreadable"
         return replace(status, state=state, reason=str(error))
-    return status
+    return replace(status, reason=f"hashed, not loaded: {unloaded}") if unloaded else status
 
 
-def _check(artefact: Artefact, widths: dict[str, int]) -> None:
-    """Load a backbone and note its width under its key, or load a map and see that it fits a backbone noted before."""
+def _check(artefact: Artefact, stores: Iterable[Store], widths: dict[str, int]) -> str:
+    """Load a backbone and note its width under its key, or load a map and see that it fits a backbone noted before.
+
+    Of a language model, gives why it could not be loaded where packages for it are missing.
+    """
+    if artefact.manifest.kind in (LM, LM_MAP):
+        return _check_language(artefact, stores)
     if artefact.manifest.kind == BACKBONE:
         widths[artefact.key] = load_backbone(artefact).width
-        return
+        return ""
     width, backbone = load_fit(artefact).width, artefact.manifest.inputs.get(BACKBONE, "")
     if backbone not in widths:
         raise damaged(artefact.folder / MANIFEST, f"its backbone {backbone} in the same zoo", "none that is whole")
     if width != widths[backbone]:
         raise damaged(artefact.folder, f"a map of its backbone's width {widths[backbone]}", f"one of width {width}")
+    return ""
+
+
+def _check_language(artefact: Artefact, stores: Iterable[Store]) -> str:
+    from loopscope.lm import kept
+    from loopscope.lm.extras import lacking
+
+    if artefact.manifest.kind == LM:
+        if missing := lacking():
+            artefact.verify()
+            return missing
+        kept.check_model(artefact)
+    else:
+        kept.check_map(artefact, _backbone_of(artefact, stores))
+    return ""
 
 
 def _backbone_of(fit: Artefact, stores: Iterable[Store]) -> Artefact:
+    if fit.manifest.kind == LM_MAP:
+        if model := model_of(fit, stores):
+            return model
+        weights, places = fit.manifest.inputs.get(WEIGHTS_SHA, "")[:12], " nor ".join(str(each.root) for each in stores)
+        raise InputError(f"map {name_of(fit)} needs the model of weights {weights}, which is neither in {places}")
     key = fit.manifest.inputs.get(BACKBONE, "")
     for store in stores:
         for backbone in store.all(BACKBONE):
@@ -163,8 +203,17 @@ def _entry(artefact: Artefact) -> Entry:
 
 
 def _about(artefact: Artefact) -> str:
-    """When the result was selected and how it scored there; nothing if the result does not say, or why it cannot."""
+    """When the result was selected and how it scored there; nothing if the result does not say, or why it cannot.
+
+    Of a language model its size, of its map in how many loops it was fitted.
+    """
     try:
+        if artefact.manifest.kind == LM:
+            from loopscope.lm import kept
+
+            return kept.about(artefact)
+        if artefact.manifest.kind == LM_MAP:
+            return f"fitted in {artefact.manifest.config['recipe']['loops']} loops"
         result = artefact.json(RESULT)
     except LoopscopeError as error:
         return str(error)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loopscope.zoo import Entry
 
 store_app = typer.Typer(no_args_is_help=True, help="Artefacts on disk: list, verify, clean up.")
-zoo_app = typer.Typer(no_args_is_help=True, help="The zoo of trained backbones and maps: list, verify, add.")
+zoo_app = typer.Typer(no_args_is_help=True, help="The zoo of trained models and maps: list, verify, add.")
 app.add_typer(store_app, name="store")
 app.add_typer(zoo_app, name="zoo")
 
@@ -59,7 +59,7 @@ def store_gc(
 
 @zoo_app.command("list")
 def zoo_list(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
-    """List the backbones and maps of the zoo."""
+    """List the backbones, language models and maps of the zoo."""
     from loopscope.zoo import entries, open_zoo
 
     store = open_zoo(zoo)
@@ -89,12 +89,12 @@ def zoo_verify(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
 
 @zoo_app.command("add")
 def zoo_add(
-    names: Annotated[list[str], typer.Argument(help="Names or keys of backbones and maps, such as d8l6-3.")],
+    names: Annotated[list[str], typer.Argument(help="Names or keys of models and maps, such as d8l6-3.")],
     store: StoreFolder = Path("store"),
     zoo: ZooFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy backbones and maps from a store into the zoo; a map brings its backbone."""
+    """Copy backbones, language models and maps from a store into the zoo; a map brings its model."""
     from loopscope.store import Store
     from loopscope.zoo import add, zoo_folder
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopscope.artefacts import LM_MAP
 from loopscope.errors import InputError
 from loopscope.files import read
 from loopscope.lm.folders import (
@@ -54,7 +55,7 @@ from loopscope.maps import AffineMap, load_map, make_map, map_files, save_map
 from loopscope.store import Artefact, Store
 from loopscope.training.checkpoints import Checkpoints, alone
 
-KIND = "lm-map"
+KIND = LM_MAP
 """What fitted maps of language models are called in a store."""
 
 TRAINING = "lm-training"
