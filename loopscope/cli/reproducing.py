@@ -11,6 +11,7 @@ import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table
 from loopscope.cli.display import spinner
+from loopscope.cli.lm import quiet_transformers
 from loopscope.cli.stores import StoreFolder, ZooFolder
 from loopscope.cli.training import Device, SaveEvery, job
 from loopscope.errors import InputError, nearest
@@ -104,15 +105,27 @@ def reproduce(
     """Run the experiments, judge the claims, write the report page.  What the store already holds is not done again."""
     from loopscope.experiments.campaign import export as export_records
     from loopscope.experiments.evidence import Evidence
+    from loopscope.experiments.language import LANGUAGE
     from loopscope.experiments.suite import chosen
     from loopscope.store import Store
 
-    asked = chosen(experiments or ())
-    cohorts = _cohorts(cohort or (), asked)
+    spoken = [name for name in experiments or () if name in LANGUAGE]
+    others = [name for name in experiments or () if name not in LANGUAGE]
+    asked = chosen(others) if others or not spoken else []
+    if cohort and not asked:
+        raise InputError(f"{spoken[0]} is done on the zoo's language models, not on cohorts of backbones")
+    cohorts = _cohorts(cohort or (), asked) if asked else []
     refuse_files(out, store, export)
     stored = _stored(results)
     if profile == "quick":
-        fresh = _quick(asked, bool(experiments), cohorts, stored, store, zoo, device)
+        _refuse_unspoken(spoken, zoo)
+        fresh = _quick(asked, bool(experiments), cohorts, stored, store, zoo, device) if asked else []
+        if spoken or not (experiments or cohort):
+            fresh += _letters(store, zoo, device)
+    elif profile == "paper" and spoken:
+        raise InputError(
+            f"language models are trained by `loopscope lm reproduce {spoken[0]} FOLDER`, not by --profile"
+        )
     elif profile == "paper":
         fresh = _paper(asked, cohorts, store, device, save_every)
     else:
@@ -173,6 +186,44 @@ def _quick(
         )
     with spinner() as tell:
         return list(carry_out(todo, weights, Store(folder), pick_device(device), tell))
+
+
+def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
+    """InputError for experiments on language models, asked for by name, that the zoo's weights do not allow."""
+    from loopscope.experiments.language import LANGUAGE, LETTERS
+    from loopscope.lm.extras import lacking
+    from loopscope.zoo import open_zoo
+
+    for name in names:
+        if missing := lacking():
+            raise InputError(f"{name} {missing}")
+        from loopscope.experiments.language_zoo import walkers
+
+        weights = open_zoo(zoo)
+        if name != LETTERS or not walkers(weights):
+            raise InputError(f"{weights.root} has no language model for {name}; `{LANGUAGE[name].command}` tests one")
+
+
+def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
+    """Measure the zoo's letter walkers; where packages for that are missing, say so in a line and go on."""
+    from loopscope.artefacts import LM_MAP
+    from loopscope.lm.extras import lacking
+    from loopscope.store import Store
+    from loopscope.training.jobs import pick_device
+    from loopscope.zoo import open_zoo
+
+    weights = open_zoo(zoo)
+    if not weights.all(LM_MAP):
+        return []
+    if missing := lacking():
+        typer.echo(f"loopscope: letters are left out: a language model {missing}", err=True)
+        return []
+    quiet_transformers()
+    from loopscope.experiments import language_zoo
+
+    with spinner() as tell:
+        at = pick_device(device)
+        return list(language_zoo.walked(weights, Store(folder), at, language_zoo.PAIRS, tell))
 
 
 def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:

@@ -1,0 +1,167 @@
+"""Language models in a store and in the zoo: kept, named, verified, added with their maps, measured by `reproduce`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopscope.artefacts import name_of
+from loopscope.errors import DamagedError, InputError
+from loopscope.experiments.language import load_language
+from loopscope.experiments.language_zoo import walkers
+from loopscope.experiments.records import records
+from loopscope.lm import letter_pairs
+from loopscope.lm.folders import weights_sha256
+from loopscope.lm.kept import keep, opened
+from loopscope.lm.tuning.fresh import Shape, write_fresh
+from loopscope.lm.tuning.words import write_words
+from loopscope.maps import Dense, map_files
+from loopscope.store import Artefact, Store
+from loopscope.zoo import VARIABLE, add, entries, find, verify
+from tests.test_cli import loopscope
+from tests.test_zoo import everything_under, flip, put_backbone
+
+NAME, MAP = "letters-1x16", "small-letter-map@letters-1x16"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A very small walker with random weights."""
+    made = tmp_path_factory.mktemp("models")
+    write_words(made / "words", "letters")
+    write_fresh(made / "walker", Shape("llama", layers=1, width=16, heads=2, loops=2), made / "words")
+    return made / "walker"
+
+
+def put_map(store: Store, folder: Path, width: int = 16, weights: str | None = None) -> Artefact:
+    """A map as fitting writes it, in two loops."""
+    config: dict[str, Any] = {"recipe": {"name": "small-letter-map", "task": "letter", "loops": 2}}
+    inputs = {"weights": weights or weights_sha256(folder)}
+    with store.write("lm-map", config, inputs) as draft:
+        for name, data in map_files(Dense(width)).items():
+            draft.bytes(name, data)
+        draft.json("fitted.json", {**config, **inputs})
+    return draft.artefact
+
+
+@pytest.fixture
+def store(tmp_path: Path, folder: Path) -> Store:
+    made = Store(tmp_path / "store")
+    keep(folder, NAME, made)
+    put_map(made, folder)
+    return made
+
+
+def test_a_kept_model_is_a_model_folder(store: Store, folder: Path) -> None:
+    model, step = find(store, NAME), find(store, MAP)
+    assert (model.manifest.kind, step.manifest.kind) == ("lm", "lm-map")
+    subject = load_language(opened(model), opened(step), name=name_of(model))
+    assert (subject.name, subject.key, subject.model.loops) == (NAME, weights_sha256(folder), 2)
+    assert {path.name for path in model.folder.iterdir()} == {
+        "manifest.json",
+        *(each.name for each in folder.iterdir()),
+    }
+    assert keep(folder, NAME, store).key == model.key
+
+
+def test_a_map_brings_its_model_and_both_are_listed(store: Store, tmp_path: Path) -> None:
+    zoo = Store(tmp_path / "zoo")
+    put_backbone(zoo)
+    assert [each.name for each in add(zoo, store, [MAP])] == [NAME, MAP]
+    found = entries(zoo)
+    assert [(each.kind, each.name) for each in found] == [("backbone", "d8l6-3"), ("lm", NAME), ("lm-map", MAP)]
+    assert [each.about for each in found[1:]] == ["llama, 1 layers of width 16, 2 loops", "fitted in 2 loops"]
+    assert {each.state for each in verify(zoo)} == {"ok"}
+    copied = everything_under(zoo.root / "lm")
+    assert {path: data for path, data in everything_under(store.root / "lm").items() if "lock" not in path} == {
+        path: data for path, data in copied.items() if "lock" not in path
+    }
+
+
+def test_damage_is_found(store: Store, refused: Callable[..., str]) -> None:
+    model = find(store, NAME)
+    flip(model.folder / "model.safetensors")
+    assert {each.kind: each.state for each in verify(store)} == {"lm": "damaged", "lm-map": "unreadable"}
+    refused(DamagedError, opened, model)
+
+
+def test_a_map_needs_its_model(store: Store, folder: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    other = put_map(store, folder, weights="0" * 64)
+    assert name_of(other) == other.key[:8]
+    said = refused(InputError, add, Store(tmp_path / "zoo"), store, [other.key[:8]])
+    assert "needs the model of weights 000000000000" in said
+    assert not (tmp_path / "zoo").exists()
+    assert [each.name for each in walkers(store)] == [NAME]
+
+
+def test_what_cannot_be_kept(folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    store = Store(tmp_path / "none")
+    assert "without spaces" in refused(InputError, keep, folder, "a b", store)
+    assert "is no checkpoint" in refused(InputError, keep, tmp_path, "x", store)
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_its_packages_a_model_is_only_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    found = {each.kind: each for each in verify(store)}
+    assert (found["lm"].state, found["lm-map"].state) == ("ok", "ok")
+    assert found["lm"].reason == "hashed, not loaded: needs transformers: pip install 'loopscope[lm]'"
+    flip(find(store, NAME).folder / "tokenizer.json")
+    assert next(each for each in verify(store) if each.kind == "lm").state == "damaged"
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in an empty folder, with a zoo that has the walker alone, on few pairs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("loopscope.experiments.language_zoo.PAIRS", 2)
+    few = {name: each._replace(size=2) for name, each in letter_pairs.SETS.items()}
+    drawn = {name: letter_pairs.pairs(name)[:2] for name in few}
+    monkeypatch.setattr(letter_pairs, "_all_pairs", lambda: drawn)
+    monkeypatch.setenv(VARIABLE, str(store.root))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    return lambda *arguments: loopscope(capsys, *arguments)
+
+
+def test_reproduce_measures_the_zoos_walker(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    asked = ("reproduce", "letters", "--results", "results", "--store", "mine")
+    code, out, err = run(*asked)
+    assert (code, "The report: " in out) == (0, True), err
+    made = records(Store(tmp_path / "mine"))
+    assert {each.settings["set"] for each in made} >= {"walks", "steering", "pattern-vs-output", "restoration"}
+    assert {each.facts.name for each in made} == {NAME}
+    assert {each.settings.get("pairs", each.settings.get("letters", 2)) for each in made} == {2}
+    before = everything_under(tmp_path / "mine")
+    assert run(*asked)[0] == 0
+    assert everything_under(tmp_path / "mine") == before
+
+
+def test_reproduce_says_what_it_leaves_out(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run("reproduce", "antonyms", "--results", "results")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "has no language model for antonyms" in err
+    assert "not on cohorts" in run("reproduce", "letters", "--cohort", "mechanism", "--results", "results")[2]
+    code, _, err = run("reproduce", "letters", "--profile", "paper", "--results", "results")
+    assert (code, "loopscope lm reproduce letters" in err) == (2, True)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    code, _, err = run("reproduce", "letters", "--results", "results")
+    assert (code, err) == (2, "loopscope: letters needs tokenizers: pip install 'loopscope[lm]'\n")
+
+
+def test_keep_from_the_command_line(run: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path) -> None:
+    code, out, err = run("lm", "keep", str(folder), "other", "--store", "new")
+    assert (code, err, out.startswith("other: ")) == (0, "", True)
+    assert name_of(find(Store(tmp_path / "new"), "other", "lm")) == "other"
