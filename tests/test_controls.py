@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -46,11 +47,11 @@ def other_task(width: int = 16, classes: int = 9) -> LoopedTransformer:
     return model.eval().requires_grad_(False)
 
 
-def control(block: str = "trained", rows: str = "all", starts: str = "one", **changes: object) -> MapRecipe:
+def control(block: str = "trained", rows: Any = "all", starts: Any = "one") -> MapRecipe:
     data = ControlFit(
         1, base=2, request=2, held_out="tiny", selection="tiny-selection", block=block, rows=rows, starts=starts
-    )  # type: ignore[arg-type]  # fmt: skip
-    return toy_map(data=data, batch=12 if starts == "all" else 8, **changes)
+    )  # fmt: skip
+    return toy_map(data=data, batch=12 if starts == "all" else 8)
 
 
 def expected(

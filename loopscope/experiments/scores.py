@@ -50,7 +50,7 @@ class Score:
 
 
 def score_walks(store: Store, device: torch.device) -> Iterator[Score]:
-    """The scores of every graph-walk backbone of a store and of its maps, one after the other."""
+    """The scores of every graph-walk backbone of a store and of its maps, controls left out, one after the other."""
     fits = store.all(MAP)
     for backbone in store.all(BACKBONE):
         data = backbone.manifest.config["recipe"]["data"]
@@ -60,7 +60,7 @@ def score_walks(store: Store, device: torch.device) -> Iterator[Score]:
         rings, tested = TESTED_ON[data["held_out"]]
         native = _Asked(backbone, F**model.config.loops, data["depth"], data["depth"])
         yield from _scores(model, [native], {}, rings, device)
-        own = [fit for fit in fits if fit.manifest.inputs.get(BACKBONE) == backbone.key]
+        own = [fit for fit in fits if fit.manifest.inputs.get(BACKBONE) == backbone.key and not _is_control(fit)]
         maps = {_map_name(fit): load_fit(fit).to(device) for fit in own}
         yield from _scores(model, [_asked(fit, model.config.loops) for fit in own], maps, tested, device)
 
@@ -73,6 +73,12 @@ class _Asked:
     program: Program
     request: int
     steps: int
+
+
+def _is_control(fit: Artefact) -> bool:
+    """Whether a map was fitted before another block than F, or acts on some rows only: no program says that."""
+    data = fit.manifest.config["recipe"]["data"]
+    return (data.get("block", "trained"), data.get("rows", "all")) != ("trained", "all")
 
 
 def _map_name(fit: Artefact) -> str:

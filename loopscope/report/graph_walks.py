@@ -19,6 +19,7 @@ from loopscope.experiments.suite import (
     LASTING,
     MATCHED,
     PARITY,
+    SELECTING,
     SWITCHING,
     TARGETS,
     TRAJECTORIES,
@@ -30,6 +31,7 @@ from loopscope.report.language import antonyms_section, iterations_section
 from loopscope.report.lasting import lasting_section
 from loopscope.report.letters import letters_section
 from loopscope.report.mechanism import matched_section, mechanism_section
+from loopscope.report.selecting import selecting_section
 from loopscope.report.walking import composition_section, targets_section, trajectories_section
 
 TITLE = "Shared weights, selected computations: measured again"
@@ -127,6 +129,7 @@ SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
     "mechanism": mechanism_section,
     MATCHED: matched_section,
     LASTING: lasting_section,
+    SELECTING: selecting_section,
     CONTINUATION: continuation_section,
     PARITY: parity_section,
     CHAINS: chains_section,
