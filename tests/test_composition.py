@@ -244,7 +244,21 @@ def test_two_calls_of_a_walker_that_depends_on_order() -> None:
     assert reached == {"none: f^2(u)", "one: f^2(u)", "two: f^3(u)"}
     assert rows["Answers from F(J_two(h))", "one: other"].estimate.value == pytest.approx(odd)
     assert rows["Answers from F(J_two(h))", "one: f^3(u)"].estimate.value == pytest.approx(1 - odd)
-    published = {key: row.paper for key, row in rows.items() if row.paper is not None}
+    after = "Which node is answered after two calls"
+    ends = {name: row.estimate.value for (title, name), row in rows.items() if title == after}
+    assert len(ends) == 9 * 6
+    assert {name for name, share in ends.items() if share == 1} == {
+        "none-none: f^2(u)", "none-one: f^2(u)", "none-two: f^3(u)", "one-none: f^2(u)", "one-one: f^2(u)",
+        "one-two: f^3(u)", "two-none: f^3(u)", "two-two: f^4(u)",
+    }  # fmt: skip
+    assert (ends["two-one: u"], ends["two-one: f^3(u)"]) == pytest.approx((odd, 1 - odd))
+    assert sum(ends.values()) == pytest.approx(9)
+    published = {key: row.paper for key, row in rows.items() if row.paper is not None and key[0] != after}
+    beside = {name: row.paper for (title, name), row in rows.items() if row.paper is not None and title == after}
+    assert beside == {
+        "one-none: f^2(u)": 0.483, "one-none: f^3(u)": 0.0134, "one-one: f^2(u)": 0.9364, "one-two: f^3(u)": 0.6528,
+        "two-none: f^3(u)": 0.6377, "two-none: f^4(u)": 0.1627, "two-one: f^3(u)": 0.745, "two-two: f^4(u)": 0.6812,
+    }  # fmt: skip
     assert published == {
         ("Two calls", "one-one"): 0.9364,
         ("Two calls", "one-two"): 0.6528,
@@ -253,6 +267,21 @@ def test_two_calls_of_a_walker_that_depends_on_order() -> None:
         (second, "one-none, asked for one-one"): 0.483,
     }
     assert all(row.paper is None for table in tables_two(found, MAIN) for row in table.rows)
+
+
+def test_answers_that_lead_nowhere_are_others() -> None:
+    """Five steps on is none of the five nodes where the cycle is longer than that, and u where it has five nodes."""
+
+    def walker(string: str, fit: int, at: Walks) -> Tensor:
+        return at.ahead(5)
+
+    landed = composition.landings(planted(ORIGINAL, MAIN, 16, walker), MAIN, ORIGINAL)
+    at = instances(ORIGINAL, 8, CPU, "five")
+    back = float((at.ahead(5) == at.current)[:160][at.kept[:160]].double().mean())
+    assert 0 < back < 1
+    for rows in landed.values():
+        shares = {node: row.estimate.value for node, row in rows.items()}
+        assert shares == pytest.approx({"u": back, "f(u)": 0, "f^2(u)": 0, "f^3(u)": 0, "f^4(u)": 0, "other": 1 - back})
 
 
 def test_order_is_a_paired_difference() -> None:

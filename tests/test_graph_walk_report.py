@@ -18,7 +18,7 @@ from loopscope.experiments.language import LANGUAGE
 from loopscope.experiments.records import Facts, Predictions, Record, Row, Table, records, save
 from loopscope.experiments.subject import Walks, instances
 from loopscope.experiments.suite import COHORTS, QUICK_PARTS
-from loopscope.report import graph_walks, walking
+from loopscope.report import composing, graph_walks
 from loopscope.report.contents import BOTH, NOW, STORED, Grid, Report, Section
 from loopscope.report.graph_walks import report_of
 from loopscope.report.page import html, write_page
@@ -258,7 +258,7 @@ def test_figures_show_every_backbone_under_names_of_their_own(report: Report) ->
     assert names == {
         "trajectories": ["native-d8l6", "native-d8l8", "native-labels"],
         "targets": ["targets"],
-        "composition": ["two-calls", "eight-calls-independent-3001"],
+        "composition": ["two-calls", "two-calls-answers", "eight-calls-independent-3001"],
         "mechanism": ["crossing", *(f"{kind}-{name}" for name in (MAIN, SECOND) for kind in ("switching", "heads"))],
         "matched": ["matched"],
     }
@@ -434,12 +434,24 @@ def test_composition(report: Report) -> None:
     }
     assert "one-none, asked for one-one: 0.0 % (paper 48.3)" in described(report, "two-calls")
     assert f"Eight calls were run on {EIGHT} of 512 graphs of `independent-3001`." in found.text
-    figure = found.figures[1]
+    answers = rows_of(found.tables, f"Which node is answered after two calls, {MAIN} (`{composition.ORIGINAL}`)")
+    assert (answers["one-two, f^3(u)"].estimate.value, answers["one-two, f^3(u)"].paper) == (1.0, 0.6528)
+    assert answers["two-one, u"].estimate.value == answers["two-one, f^3(u)"].estimate.value == 0.5
+    assert answers["one-two, the paper's backbone, f^3(u)"].estimate.value == 0.6528
+    assert "two-one: u 50.0 %, " in described(report, "two-calls-answers")
+    beside = rows_of(found.tables, "Composition on independent graphs, by backbone")
+    assert (beside[f"{MAIN}, one-one"].estimate.value, beside[f"{MAIN}, one-one"].n) == (
+        1.0, int(population("independent-3001").mask("five")[: 10 * EIGHT].sum())
+    )  # fmt: skip
+    assert beside["the paper's seed 7, two-two"].estimate.value == 0.9172
+    assert len(beside) == (1 + 5) * 5
+    assert any(said.endswith(f"Not measured: {SECOND}, {THIRD}, d8l6-3, d8l6-4.") for said in found.text)
+    figure = found.figures[2]
     kept = int(population("independent-3001").mask("five")[: 10 * EIGHT].sum())
     assert f"; {kept} instances with five distinct labels" in figure.caption
     assert "one: 100.0 100.0 100.0 0.0 " in figure.description
     series = re.findall(r"([a-zA-Z ]+): [0-9.]+ [0-9.]+ ", figure.description)
-    assert [each.strip() for each in series] == ["one", "two", "mixed", *walking.CONTROLS]
+    assert [each.strip() for each in series] == ["one", "two", "mixed", *composing.CONTROLS]
     assert any(table.title == f"{MAIN}: Eight calls, mixed (independent-3001)" for table in found.more)
 
 
@@ -537,7 +549,7 @@ def test_only_native_walks() -> None:
 def test_eight_calls_without_two() -> None:
     found = alone("composition", native(MAIN, 0, 1, 3, 4, 6, 7, 8), eight_calls(MAIN))
     assert [figure.name for figure in found.figures] == ["eight-calls-independent-3001"]
-    assert found.tables == []
+    assert [table.title for table in found.tables] == ["Composition on independent graphs, by backbone"]
     assert found.more
 
 

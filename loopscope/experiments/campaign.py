@@ -64,7 +64,8 @@ def steps(
 ) -> list[Step]:
     """All steps of these experiments on the backbones of these cohorts that a store has, the main backbone first.
 
-    An experiment that uses maps of chosen backbones is left out where a backbone has none of those that it uses.
+    An experiment that uses maps of chosen backbones is left out where a backbone has none of those that it uses, and
+    one that is done on some backbones of a cohort is left out on the others.
     """
     known = _trained(there)
     fitted = {(fit.manifest.inputs.get(BACKBONE), fit.manifest.config["recipe"]["name"]) for fit in there.all(MAP)}
@@ -81,7 +82,8 @@ def steps(
         for cohort in cohorts
         for name in _by_seed(cohort, set(known))
         for experiment in experiments
-        if cohort.name in experiment.cohorts and has_maps(name, cohort, experiment)
+        if cohort.name in experiment.cohorts and name in experiment.on(cohort, chosen)
+        if has_maps(name, cohort, experiment)
         for settings in experiment.settings(chosen.role(name), profile)
     ]
     rank = {"main": 0, "mechanism": 1, "other": 2}
@@ -95,8 +97,7 @@ def _trained(store: Store) -> dict[str, Artefact]:
 
 def _by_seed(cohort: Cohort, known: set[str]) -> list[str]:
     """Its backbones among those known, in the order of seeds."""
-    seeds = (*cohort.seeds, *cohort.more_seeds)
-    return [name for seed in seeds for recipe in cohort.recipes if (name := f"{recipe}-{seed}") in known]
+    return [name for name in cohort.every if name in known]
 
 
 def carry_out(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
@@ -26,8 +27,9 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.experiments.records import Facts, Predictions, Row, Table
 from loopscope.experiments.subject import Subject, Walks, first_graphs, instances, walks
-from loopscope.experiments.targets import BEFORE, distribution, share
+from loopscope.experiments.targets import BEFORE, SEED, distribution, share
 from loopscope.program import F, J, Program
+from loopscope.stats import cluster_bootstraps, tally
 from loopscope.tasks.populations import mixed_strings
 
 ORIGINAL, INDEPENDENT = "switching-2501", "independent-3001"
@@ -53,6 +55,14 @@ PAPER_PAIRS = {
     INDEPENDENT: {"11": 0.9364, "12": 0.6504, "21": 0.7513, "22": 0.6803},
 }
 PAPER_WITHOUT_SECOND = {ORIGINAL: {"11": 0.483}}
+PAPER_ANSWERS: Mapping[str, Mapping[str, Mapping[int, float]]] = {
+    ORIGINAL: {
+        "10": {2: 0.483, 3: 0.0134}, "11": {2: 0.9364}, "12": {3: 0.6528},
+        "20": {3: 0.6377, 4: 0.1627}, "21": {3: 0.7450}, "22": {4: 0.6812},
+    }
+}  # fmt: skip
+"""How often the published backbone answers f^k(u) after two calls, as far as its results say: by string and k."""
+
 PAPER_LONG: Mapping[str, Mapping[tuple[str, str], Mapping[int, float]]] = {
     ORIGINAL: {
         ("one", EVERY): dict(enumerate((0.996, 0.936, 0.579, 0.205, 0.083, 0.060, 0.067, 0.0966), 1)),
@@ -224,8 +234,30 @@ def curves(answers: Answers, kind: str, paper: Mapping[tuple[str, str], Mapping[
     }
 
 
+NODES = (*(f"f^{steps}(u)" if steps > 1 else ("u", "f(u)")[steps] for steps in range(5)), "other")
+"""What two calls may answer: u and the nodes that two maps can lead to, or none of these."""
+
+
+def landed(answers: Answers, string: str, paper: Mapping[int, float] | None = None) -> dict[str, Row]:
+    """How often a string of two calls ends at each of `NODES`, which differ in all instances that count."""
+    hits = [answers.given(string) == answers.targets[steps] for steps in range(len(NODES) - 1)]
+    hits.append(~torch.stack(hits).any(0))
+    known = {NODES[steps]: value for steps, value in (paper or {}).items()}
+    counted = tally(np.stack(hits), answers.at.clusters, answers.at.kept)
+    shares = zip(NODES, cluster_bootstraps(counted, seed=SEED), strict=True)
+    n = int(answers.at.kept.sum())
+    return {node: Row(f"{spelled(string)}: {node}", share, n, known.get(node)) for node, share in shares}
+
+
+def landings(predictions: Predictions, facts: Facts, where: str, paper: bool = False) -> dict[str, dict[str, Row]]:
+    """`landed` for all nine strings of two calls; `paper` as in `tables_two`."""
+    answers = Answers.of(predictions, facts, where)
+    known = PAPER_ANSWERS.get(where, {}) if paper else {}
+    return {string: landed(answers, string, known.get(string)) for string in TWO_CALLS}
+
+
 def tables_two(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
-    """The nine conditions, what the second map adds, the effect of order, and the answers after J_one and J_two.
+    """The nine conditions, what the second map adds, the effect of order, and which nodes are answered.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
     """
@@ -239,6 +271,8 @@ def tables_two(predictions: Predictions, facts: Facts, paper: bool = False) -> l
                 label = f"{spelled(second)}: "
                 rows += distribution(answers.given(first + second), answers.at, base=int(first), label=label)
             result.append(Table(f"Answers from F(J_{spelled(first)}(h)) ({where})", rows, NOTE))
+        rows = [row for each in landings(predictions, facts, where, paper).values() for row in each.values()]
+        result.append(Table(f"Which node is answered after two calls ({where})", rows, NOTE))
     return result
 
 

@@ -15,6 +15,7 @@ from loopscope.experiments import (
     composition,
     continuation,
     crossing,
+    independent,
     lasting,
     learning,
     matched,
@@ -34,8 +35,8 @@ Role = Literal["main", "mechanism", "other"]
 Profile = Literal["quick", "paper"]
 PROFILES: tuple[Profile, ...] = ("quick", "paper")
 
-TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, CROSSING, SWITCHING, MATCHED = (
-    "trajectories", "targets", "two-calls", "eight-calls", "crossing", "switching", "matched"
+TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, INDEPENDENT, CROSSING, SWITCHING, MATCHED = (
+    "trajectories", "targets", "two-calls", "eight-calls", "independent", "crossing", "switching", "matched"
 )  # fmt: skip
 LASTING, CONTINUATION, PARITY, CHAINS = "lasting", "continuation", "parity", "chains"
 SELECTING = "selecting"
@@ -66,6 +67,11 @@ class Cohort:
 
     def chosen_for(self, experiment: Experiment) -> list[tuple[str, ...]]:
         """The groups of `chosen_maps` that an experiment names among those it uses."""
+    @property
+    def every(self) -> list[str]:
+        """The same with `more_seeds`."""
+        return [f"{recipe}-{seed}" for seed in (*self.seeds, *self.more_seeds) for recipe in self.recipes]
+
         used = [self.prefix + target for target in experiment.uses or ()]
         return [group for group in self.chosen_maps if not set(group).isdisjoint(used)]
 
@@ -168,6 +174,15 @@ def _everywhere(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{}]
 
 
+    backbones: int | None = None
+    """On so many backbones of a cohort, see `Selection.first`; None: on all for which there are settings."""
+
+    def on(self, cohort: Cohort, chosen: Selection) -> list[str]:
+        """The backbones of a cohort that it is done on, as far as they are trained, in the order of seeds."""
+        every = cohort.every
+        return (
+            every if self.backbones is None else [each for each in every if each in chosen.first(self.backbones, every)]
+        )
 def _mechanism_only(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{}] if role != "other" or profile == "paper" else []
 
@@ -190,6 +205,13 @@ def _switching(role: Role, profile: Profile) -> list[dict[str, Any]]:
         return []
     where = switching.WHERE if role == "main" else "switching-2608"
     return [{"where": where} if profile == "paper" else {"where": where, "graphs": QUICK_PARTS}]
+
+def _independent(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    """Not on the main backbone, of which `eight-calls` keeps the answers."""
+    if role == "main":
+        return []
+    return [{}] if profile == "paper" else [{"graphs": QUICK_COUNTED}]
+
 
 
 def _lasting(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -272,6 +294,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             composition.measure_long, _eight_calls, ("one", "two"), composition.tables_long,
         ),
         Experiment(
+QUICK_COUNTED = 16
+"""Graphs of the same strings on other backbones in the quick profile, of 512."""
+
             CROSSING, "What do attention patterns and head outputs carry from one run into another?", ("mechanism",),
             crossing.measure_all, _crossing, ("one",), crossing.tables,
         ),
@@ -294,6 +319,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         ),
         Experiment(
             PARITY, "Does J improve parity beyond the trained lengths, or its timing?", ("parity",),
+        Experiment(
+            INDEPENDENT, "How much of composition is a matter of the backbone?", ("mechanism",),
+            independent.measure, _independent, ("one", "two"), independent.tables, raw=True,
+            backbones=independent.BACKBONES,
+        ),
             _measure_parity, _parity, ("parity-staged",), raw=True,
             pieces=Pieces(parity_counts.pieces, parity_counts.whole), lead=parity_lengths.gains_most,
         ),
@@ -350,6 +380,10 @@ def selection(records: Iterable[Record]) -> Selection:
     """The same from records: those of native trajectories of the mechanism cohort."""
     cohort = COHORTS["mechanism"]
     known = {record.facts.name: record for record in records if record.experiment == TRAJECTORIES}
-    names = [f"{recipe}-{seed}" for recipe in cohort.recipes for seed in (*cohort.seeds, *cohort.more_seeds)]
+    names = cohort.every
     walks = {name: trajectories.walk_of(known[name].predictions, known[name].facts) for name in names if name in known}
     return select(walks, complete=len(walks) == len(names))
+    def first(self, count: int, names: Iterable[str]) -> list[str]:
+        """So many backbones: the chosen ones, then the first others in the order given, trained here or not."""
+        return [*self.names, *(name for name in names if name not in self.names)][:count]
+

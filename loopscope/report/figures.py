@@ -15,6 +15,7 @@ from loopscope.report.contents import Figure, percent
 from loopscope.report.drawing import (
     BLUE,
     FAINT,
+    GREEN,
     GREY,
     INK,
     MARKERS,
@@ -112,6 +113,10 @@ def stacked_panels(
     return draw(name, title, caption, told, plot)
 
 
+PARTS, MORE_PARTS = (GREY, BLUE, ORANGE, PURPLE, FAINT), (GREY, BLUE, ORANGE, PURPLE, GREEN, INK)
+"""The colours of a bar of up to five parts, and of six."""
+
+
 def _stack(
     axes: Axes, answers: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, str], smallest: float,
     whiskers: float = 0.0,
@@ -119,7 +124,7 @@ def _stack(
     """A bar per condition; parts from the share `smallest` on have their number in them, from `whiskers` on these."""
     for place, parts in enumerate(answers.values()):
         start = 0.0
-        for colour, answer in zip((GREY, BLUE, ORANGE, PURPLE, FAINT), labels, strict=False):
+        for colour, answer in zip(MORE_PARTS if len(labels) > len(PARTS) else PARTS, labels, strict=False):
             part = parts[answer]
             axes.barh(place, part.value, 0.66, start, color=colour, edgecolor=PAPER, linewidth=1.0,
                       label=labels[answer] if place == 0 else None)  # fmt: skip

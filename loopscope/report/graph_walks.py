@@ -25,14 +25,15 @@ from loopscope.experiments.suite import (
     TRAJECTORIES,
     TWO_CALLS,
 )
-from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
-from loopscope.report.extrapolation import chains_section, continuation_section, parity_section
+from loopscope.report.composing import ASKED, composition_section
+from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
+from loopscope.report.extrapolation import chains_section, continuation_section
 from loopscope.report.language import antonyms_section, iterations_section
 from loopscope.report.lasting import lasting_section
 from loopscope.report.letters import letters_section
 from loopscope.report.mechanism import matched_section, mechanism_section
 from loopscope.report.selecting import selecting_section
-from loopscope.report.walking import composition_section, targets_section, trajectories_section
+from loopscope.report.walking import targets_section, trajectories_section
 
 TITLE = "Shared weights, selected computations: measured again"
 LEAD = (
@@ -119,7 +120,7 @@ def _asked(record: Record) -> str:
     return record.experiment if part is None else f"{record.experiment}, {part},"
 
 
-EXPERIMENTS_OF = {"composition": (TWO_CALLS, EIGHT_CALLS), "mechanism": (CROSSING, SWITCHING)}
+EXPERIMENTS_OF = {"composition": ASKED, "mechanism": (CROSSING, SWITCHING), PARITY: (PARITY, PARITY_EXACT)}
 """Of sections that put several experiments together."""
 
 SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {

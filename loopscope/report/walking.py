@@ -1,26 +1,17 @@
-"""Sections on what backbones do: native trajectories, target selection, composition."""
+"""Sections on what backbones do: native trajectories, target selection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from loopscope.experiments import composition, targets, trajectories
+from loopscope.experiments import targets, trajectories
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence, split
 from loopscope.experiments.records import Record, Row, Table
-from loopscope.experiments.suite import (
-    EIGHT_CALLS,
-    EXPERIMENTS,
-    TARGETS,
-    TRAJECTORIES,
-    TWO_CALLS,
-)
+from loopscope.experiments.suite import EXPERIMENTS, TARGETS, TRAJECTORIES
 from loopscope.report.contents import Figure, Grid, Section, percent
-from loopscope.report.dots import rates
-from loopscope.report.figures import Line, lines_by_call, stacked_answers
+from loopscope.report.figures import stacked_answers
 from loopscope.report.heat import Walk, heat_maps, label_heat
-from loopscope.stats import Estimate
 
 # ---- native trajectories ---------------------------------------------------------------------------------------------
 
@@ -132,67 +123,3 @@ HEADLINE = ("unsteered: u", "unsteered: f(u)", "one: f(u)", "two: f^2(u)", "one 
 def _called(table: Table) -> list[Row]:
     condition = table.title.removeprefix("Answers, ").partition(" (")[0]
     return [replace(row, name=f"{condition}: {row.name}") for row in table.rows]
-
-
-# ---- composition -----------------------------------------------------------------------------------------------------
-
-
-def composition_section(evidence: Evidence) -> Section | None:
-    """Two calls and eight; None without records of the main backbone."""
-    two, main = evidence.of(TWO_CALLS), evidence.main(TWO_CALLS)
-    eight = {where: evidence.main(EIGHT_CALLS, where) for where in (composition.INDEPENDENT, composition.ORIGINAL)}
-    if main is None and not any(eight.values()):
-        return None
-    figures, tables, more = [], [], []
-    if main is not None:
-        found = evidence.tables(main)
-        figures.append(
-            rates(
-                "two-calls", f"Two calls, {main.facts.name}",
-                "Targets count from u. Diamonds: the paper's backbone. Below: the same targets without the second map.",
-                [found[0], replace(found[1], rows=[row for row in found[1].rows if "asked for" in row.name])],
-            )
-        )  # fmt: skip
-        more += [table.under(main.facts.name) for table in found]
-    pairs = [composition.spelled(pair) for pair in composition.PAIRS]
-    lines = {
-        name: {row.name: row for row in evidence.tables(record)[0].rows if row.name in pairs}
-        for name, record in two.items()
-    }
-    if lines:
-        tables.append(Grid("Two maps in a row, every backbone", pairs, lines, composition.NOTE))
-    text = [
-        "A string such as one-two asks for J_one, F, J_two, F. Targets count from u; nothing is reset between calls."
-    ]
-    for where, record in eight.items():
-        if record is not None:
-            figures.append(_by_call(evidence, record, where))
-            more += [table.under(record.facts.name) for table in evidence.tables(record)]
-            graphs = len(next(iter(record.predictions[where].values()))) // record.facts.nodes
-            text.append(f"Eight calls were run on {graphs} of 512 graphs of `{where}`.")
-    return Section(
-        "composition", "Composition", EXPERIMENTS[EIGHT_CALLS].question, text, figures, tables,
-        decided_by(TWO_CALLS, EIGHT_CALLS), more,
-    )  # fmt: skip
-
-
-CONTROLS = (composition.WITHOUT, composition.FIRST, composition.NONE, composition.READ_BEFORE, composition.COPY)
-
-
-def _by_call(evidence: Evidence, record: Record, where: str) -> Figure:
-    def line(kind: str, condition: str) -> list[Row]:
-        calls = range(1, 1 + composition.CALLS)
-        return [evidence.row(record, f"Eight calls, {kind} ({where})", f"{condition}, call {call}") for call in calls]
-
-    every = {kind: line(kind, composition.EVERY) for kind in ("one", "two", "mixed")}
-    lines = [Line(kind, _estimates(rows)) for kind, rows in every.items()]
-    lines += [Line(each, _estimates(line("mixed", each)), control=True) for each in CONTROLS]
-    caption = (
-        f"Right answers at each call on `{where}`; {every['mixed'][0].n:,} instances with five distinct labels. "
-        "Mixed: 32 fixed strings. Dashed: controls and the baseline for the mixed strings."
-    )
-    return lines_by_call(f"eight-calls-{where}", f"Eight calls, {record.facts.name}", caption, lines)
-
-
-def _estimates(rows: Iterable[Row]) -> list[Estimate]:
-    return [row.estimate for row in rows]

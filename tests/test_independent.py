@@ -1,0 +1,120 @@
+"""Composition on several backbones: counts by graph say what single answers say, and the rule names the backbones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopscope.errors import InputError
+from loopscope.experiments import composition, independent
+from loopscope.experiments.composition import (
+    CALLS,
+    EVERY,
+    INDEPENDENT,
+    PAIRS,
+    Answers,
+    curves,
+    hops,
+    long_strings,
+    spelled,
+    tables_long,
+)
+from loopscope.experiments.independent import COLUMNS, CONTROLS, KINDS, LAST, PAPER, Counted, counts, headline, measure
+from loopscope.experiments.records import Facts
+from loopscope.experiments.subject import Subject, Walks, load_subject
+from loopscope.experiments.suite import COHORTS, EXPERIMENTS, Selection
+from loopscope.zoo import open_zoo
+from tests.test_composition import planted
+
+CPU = torch.device("cpu")
+FACTS = Facts("d8l6-8", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 2})
+GRAPHS = 24
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    tiny = load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+    return replace(tiny, maps={"one": tiny.maps["one"], "two": tiny.maps["stay"]})
+
+
+def uneven(string: str, fit: int, at: Walks) -> Tensor:
+    """Right in some graphs and not in others, by string and fit."""
+    lost = (at.clusters * (3 + len(string)) + 5 * fit + hops(string)) % 7 < len(string) // 2
+    return torch.where(lost, at.current, at.ahead(hops(string)))
+
+
+def test_counts_say_what_single_answers_say() -> None:
+    found = planted(INDEPENDENT, FACTS, GRAPHS, uneven)
+    answers = Answers.of(found, FACTS, INDEPENDENT)
+    kept = counts(answers)
+    assert {name: tuple(each.shape) for name, each in kept.items()} == (
+        {kind: (CALLS, GRAPHS) for kind in KINDS}
+        | {f"mixed, {control}": (CALLS, GRAPHS) for control in CONTROLS}
+        | {"two calls": (4, GRAPHS), "two calls, first map alone": (4, GRAPHS), "runs": (3,)}
+    )
+    assert kept["runs"].tolist() == [2, 2, 64]
+    counted = Counted.of({INDEPENDENT: kept}, FACTS)
+    names = [f"call {call}" for call in range(1, 1 + CALLS)]
+    for kind in KINDS:
+        expected = curves(answers, kind, {})
+        parts = {kind: EVERY} | ({f"mixed, {control}": control for control in CONTROLS} if kind == "mixed" else {})
+        for part, condition in parts.items():
+            for ours, single in zip(counted.rows(part, names), expected[condition], strict=True):
+                for value in ("value", "low", "high"):
+                    told = getattr(single.estimate, value)
+                    assert getattr(ours.estimate, value) == pytest.approx(told, abs=1e-12)
+                assert ours.n == single.n
+    rows = headline(counted)
+    assert tuple(rows) == COLUMNS
+    single = {row.name: row for table in tables_long(found, FACTS) if table.title.startswith("Two calls")
+              for row in table.rows}  # fmt: skip
+    assert all(rows[spelled(pair)].estimate.value == pytest.approx(single[spelled(pair)].estimate.value)
+               for pair in PAIRS)  # fmt: skip
+    assert 0 < rows[LAST].estimate.low < rows[LAST].estimate.value < rows[LAST].estimate.high < 1
+    # The main backbone keeps answers, and is counted alike.
+    main = Counted.of(found, FACTS)
+    assert all(torch.equal(main.found[name], each) for name, each in kept.items())
+
+
+def test_what_is_measured_is_what_is_counted(subject: Subject) -> None:
+    kept = measure(subject, "tiny-test", graphs=5)["tiny-test"]
+    whole = composition.measure_long(subject, "tiny-test", graphs=5)
+    expected = counts(Answers.of(whole, Facts.of(subject), "tiny-test"))
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(kept[name], each) for name, each in expected.items())
+    assert all(each.dtype == torch.int16 for each in kept.values())
+    tables = independent.tables({"tiny-test": kept}, Facts.of(subject))
+    assert [len(table.rows) for table in tables] == [8] + [CALLS] * (len(KINDS) + len(CONTROLS))
+
+
+def test_what_was_not_measured() -> None:
+    with pytest.raises(InputError, match=r"d8l6-8 was not measured on 'independent-3001'; there are elsewhere"):
+        Counted.of({"elsewhere": {}}, FACTS)
+
+
+def test_five_backbones_by_a_rule() -> None:
+    """Those that are taken apart, then the first others by seed, whether or not they are at hand."""
+    experiment, cohort = EXPERIMENTS["independent"], COHORTS["mechanism"]
+    chosen = Selection(("d8l6-5", "d8l6-8", "d8l6-14"))
+    assert experiment.on(cohort, chosen) == ["d8l6-3", "d8l6-4", "d8l6-5", "d8l6-8", "d8l6-14"]
+    assert experiment.on(cohort, Selection(())) == [f"d8l6-{seed}" for seed in range(3, 8)]
+    assert EXPERIMENTS["two-calls"].on(cohort, chosen) == [f"d8l6-{seed}" for seed in range(3, 20)]
+    assert chosen.first(2, []) == ["d8l6-5", "d8l6-8"]
+    # The main backbone has all its answers already.
+    assert [len(experiment.settings(role, "paper")) for role in ("main", "mechanism", "other")] == [0, 1, 1]
+
+
+def test_the_published_backbones() -> None:
+    """As printed: the first is the one whose strings are published in full."""
+    assert list(PAPER) == [6, 3, 4, 5, 7]
+    first = dict(zip(COLUMNS, PAPER[6], strict=True))
+    assert {spelled(pair): share for pair, share in composition.PAPER_PAIRS[INDEPENDENT].items()} == {
+        spelled(pair): first[spelled(pair)] for pair in PAIRS
+    }
+    assert first[LAST] == composition.PAPER_LONG[INDEPENDENT]["mixed", EVERY][CALLS]
+    assert min(each[-1] for each in PAPER.values()) == 0.0905
+    assert max(each[-1] for each in PAPER.values()) == 0.1157
+    assert len(long_strings()["mixed"]) == 32
