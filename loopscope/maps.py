@@ -11,6 +11,7 @@ information between tokens.  On disk a map is a folder in the PEFT file conventi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -203,6 +204,14 @@ def map_files(step: AffineMap) -> dict[str, bytes]:
         WEIGHTS_FILE: serialize(tensors),
         CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True).encode() + b"\n",
     }
+
+
+def files_key(hashes: Mapping[str, str]) -> str:
+    """SHA-256 over the files of a saved map, by the SHA-256 of each."""
+    whole = hashlib.sha256()
+    for name, sha256 in sorted(hashes.items()):
+        whole.update(f"{name} {sha256}\n".encode())
+    return whole.hexdigest()
 
 
 def load_map(folder: str | Path) -> AffineMap:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.experiments.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide
+from loopscope.experiments.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, ROWS, Verdict, decide
 from loopscope.experiments.composition import TWO_CALLS, hops, long_strings, name_of
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import LANGUAGE
 from loopscope.experiments.records import Facts, Record
 from loopscope.experiments.subject import Walks
 from loopscope.experiments.suite import COHORTS, EXPERIMENTS
+from loopscope.report.ledger import summary
 from tests.planted import BOTH, IN_ONES, IN_TWOS, MAIN, ONES, native, record, right_on, verdict, walks
 
 FIXED = [
@@ -70,7 +71,14 @@ def test_a_claim_is_judged_where_an_experiment_measures_it() -> None:
 
 
 def test_without_evidence_nothing_was_run() -> None:
-    assert decide(Evidence()) == [Verdict(claim, NOT_RUN) for claim in CLAIMS]
+    assert decide(Evidence()) == [Verdict(claim, NOT_RUN) for claim in ROWS]
+
+
+def test_rows_of_ours_stand_behind_the_claims_and_do_not_count() -> None:
+    assert ROWS[: len(CLAIMS)] == CLAIMS
+    assert {claim.kind for claim in CLAIMS} == {"paper"}
+    assert {claim.kind for claim in ROWS[len(CLAIMS) :]} == {"ours"}
+    assert summary(decide(Evidence())).startswith(f"{len(CLAIMS)} claims: 0 hold at the paper's protocol")
 
 
 # ---- native walks ----------------------------------------------------------------------------------------------------
@@ -228,4 +236,5 @@ def test_decay() -> None:
     for stored in ((whole, eight_calls((0, 0), copied, 8)), (eight_calls((0, 0), copied, 8), whole)):
         found = verdict("compose.decay", stored=stored)  # all graphs come before some
         assert (found.verdict, found.scale) == (FAILS, "paper scale")
-    assert verdict("compose.decay", eight_calls((0, 0), copied, 8), stored=(whole,)).verdict == HOLDS
+    part = verdict("compose.decay", eight_calls((0, 0), copied, 8), stored=(whole,))  # also where it is measured now
+    assert (part.verdict, part.scale, part.fresh) == (FAILS, "paper scale", 0)

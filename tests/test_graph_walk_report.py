@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loopscope.experiments import composition, crossing, switching, targets
-from loopscope.experiments.claims import CLAIMS, NOT_RUN, Verdict, decide
+from loopscope.experiments.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
 from loopscope.experiments.evidence import Evidence, split
 from loopscope.experiments.language import LANGUAGE
 from loopscope.experiments.records import Facts, Predictions, Record, Row, Table, records, save
@@ -228,7 +228,7 @@ def described(report: Report, figure: str) -> str:
 def test_nothing_measured_gives_a_page_without_sections(tmp_path: Path) -> None:
     report = made_of()
     assert (report.sections, report.costs) == ([], [])
-    assert [row.id for row in report.ledger] == [claim.id for claim in CLAIMS]
+    assert [row.id for row in report.ledger] == [claim.id for claim in ROWS]
     assert {row.verdict for row in report.ledger} == {NOT_RUN}
     assert {(row.ours, row.interval, row.n, row.seeds, row.scale, row.origin) for row in report.ledger} == {
         ("", "", None, "", "", "")
@@ -333,14 +333,17 @@ def test_the_ledger_says_what_was_found(report: Report, verdicts: list[Verdict])
     found = {row.id: row for row in report.ledger}
     assert (found["target.two"].ours, found["target.two"].interval) == ("100.0", "[100.0, 100.0]")
     assert found["target.two"].n == 4110
-    assert (found["compose.order"].ours, found["compose.order"].interval) == ("100.0 vs 50.0", "[50.0, 50.0]")
+    assert (found["compose.order"].ours, found["compose.order"].interval) == (
+        "100.0 vs 50.0",
+        "difference [50.0, 50.0]",
+    )
     assert found["pattern.reroutes"].interval == "± 0.0 SD over 3 backbones"
-    assert found["matched.two"].interval == "± 0.0 SD over 5 pairs"
+    assert found["matched.two"].interval == "final-only minus stepwise ± 0.0 SD over 5 pairs"
     assert found["native.variety"].interval == ""
     too_few = {"native.endpoint", "native.hold", "switch.two_to_one", "switch.one_to_two"}
     judged = {claim.id for claim in CLAIMS if claim.experiment not in OTHERS} - too_few
     assert {row.id: row.verdict for row in report.ledger} == {
-        claim.id: "holds" if claim.id in judged else NOT_RUN for claim in CLAIMS
+        claim.id: "holds" if claim.id in judged else NOT_RUN for claim in ROWS
     }
 
 

@@ -67,7 +67,8 @@ def test_crossing_of_a_perfect_mechanism() -> None:
     for each in found.values():
         assert (each.backbones, each.scale) == (MAIN, "paper's model, 15 of 32 graphs, 15 of 512 graphs")
     assert found["restore.selected"].ours == "100.0 (100.0, 100.0, 100.0) vs 0.0; all heads 100.0"
-    assert found["steer.rescue"].ours == "0.0 -> 100.0 (100.0, 100.0, 100.0)"
+    assert found["steer.rescue"].ours == "0.0 -> 100.0 ± 0.0 (100.0, 100.0, 100.0), a change of 100.0"
+    assert found["steer.rescue"].of == "change"
     assert verdict("pattern.reroutes", *(crossed(name) for name in MAIN[:2])).verdict == NOT_RUN
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.experiments.claims import CLAIMS, NOT_RUN, decide
+from loopscope.experiments.claims import CLAIMS, NOT_RUN, ROWS, decide
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import LANGUAGE
 from loopscope.experiments.records import records
@@ -95,10 +95,10 @@ def test_list_names_every_experiment_cohort_and_claim(run: Run) -> None:
     for each in found["experiments"]:
         assert each["question"] == EXPERIMENTS[each["name"]].question
         assert set(each["cohorts"]) <= COHORTS.keys()
-        assert bool(each["claims"]) == (each["name"] != "lasting")
+        assert bool(each["claims"]) == (each["name"] not in ("lasting", "independent", "parity-fp32"))
     assert [each["name"] for each in found["language"]] == list(LANGUAGE)
     decided = [claim for each in (*found["experiments"], *found["language"]) for claim in each["claims"]]
-    assert sorted(decided) == sorted(claim.id for claim in CLAIMS if claim.experiment)
+    assert sorted(decided) == sorted(claim.id for claim in ROWS if claim.experiment)
     assert found["cohorts"] == json.loads(json.dumps([asdict(each) for each in COHORTS.values()]))
     code, out, err = run("list")
     assert (code, err) == (0, "")
@@ -113,8 +113,11 @@ def test_list_names_every_experiment_cohort_and_claim(run: Run) -> None:
 def test_claims_are_those_that_the_records_decide(run: Run, results: Path) -> None:
     found = as_json(run("claims", "--json"))["claims"]
     wanted = decide(Evidence(records(Store(results))))
-    assert [each["id"] for each in found] == [claim.id for claim in CLAIMS]
+    assert [each["id"] for each in found] == [claim.id for claim in ROWS]
+    assert [each["id"] for each in found if each["kind"] == "paper"] == [claim.id for claim in CLAIMS]
     for each, verdict in zip(found, wanted, strict=True):
+        assert (each["protocol"], each["changed"]) == (verdict.protocol, list(verdict.changed))
+        assert each["numerics"] == list(verdict.numerics)
         assert (each["verdict"], each["ours"], each["n"]) == (verdict.verdict, verdict.ours, verdict.n)
         assert each["estimate"] == (None if verdict.estimate is None else asdict(verdict.estimate))
         assert each["backbones"] == list(verdict.backbones)
@@ -131,11 +134,24 @@ def test_claims_are_those_that_the_records_decide(run: Run, results: Path) -> No
 def test_claims_as_a_table(run: Run) -> None:
     code, out, err = run("claims")
     assert (code, err) == (0, "")
-    assert f"{len(CLAIMS)} claims: 4 holds, 0 does not hold, {len(CLAIMS) - 4} not run" in out
-    line = next(line for line in out.splitlines() if "target.one" in line)
-    assert [cell.strip() for cell in line.strip("│ ").split("│")] == [
-        "target.one", "48.2 -> 99.6", "50.1 -> 100.0", "holds", "100.0..100.0", "4,110",
+    told = " ".join(out.split())
+    assert f"{len(CLAIMS)} claims: 4 hold at the paper's protocol, 0 at a changed one" in told
+    assert f"{len(CLAIMS) - 4} not run" in told
+    lines = out.splitlines()
+    first = next(number for number, line in enumerate(lines) if "target.one" in line)
+    assert [[cell.strip() for cell in line.strip()[1:-1].split("│")] for line in lines[first : first + 3]] == [
+        ["target.one", "48.2 -> 99.6", "50.1 -> 100.0", "holds"], ["", "", "[100.0, 100.0]", "published"],
+        ["", "", "n = 4,110", ""],
     ]  # fmt: skip
+
+
+def test_claims_in_markdown(run: Run) -> None:
+    code, out, err = run("claims", "--markdown")
+    assert (code, err) == (0, "")
+    row = "| `target.one`: J_one selects the one-hop target | 48.2 -> 99.6 | 50.1 -> 100.0, [100.0, 100.0], n = 4,110"
+    assert f"{row} | holds | published |" in out
+    code, _, err = run("claims", "--markdown", "--json")
+    assert (code, err.count("\n")) == (2, 1)
 
 
 def test_a_store_comes_before_the_stored_records(run: Run, tmp_path: Path) -> None:
@@ -249,10 +265,11 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
     ("arguments", "says"),
     [
         (["trajectory"], "no experiment 'trajectory'; there are trajectories, targets, two-calls, eight-calls, "
-                         "crossing, switching, matched, lasting, continuation, parity, chains (nearest: trajectories)"),
+                         "independent, crossing, switching, matched, lasting, continuation, parity, parity-fp32, "
+                         "chains, selecting (nearest: trajectories)"),
         (["--profile", "papers"], "no profile 'papers'; there are quick, paper (nearest: paper)"),
-        (["--cohort", "mechanisms"], "no cohort 'mechanisms'; there are mechanism, matched, walkers, eight, "
-                                     "parity, relations (nearest: mechanism)"),
+        (["--cohort", "mechanisms"], "no cohort 'mechanisms'; there are mechanism, matched, matched-long, walkers, "
+                                     "eight, parity, relations (nearest: mechanism)"),
         (["trajectories", "--cohort", "matched"], "trajectories: not done on matched, but mechanism, walkers"),
         (["--results", "nowhere"], "there is no folder nowhere"),
         (["--zoo", "nowhere"], "there is no zoo at nowhere; name one with --zoo or LOOPSCOPE_ZOO"),
@@ -262,18 +279,18 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
         (["--export", "file"], "file is no folder, so nothing can be written to file"),
         (["--device", "gpu"], "no device 'gpu'; there are auto, cpu, cuda"),
         (["--device", "cuda"], "no CUDA device is there (nearest: --device cpu)"),
-        (["--zoo", "empty"], "{here}/empty has no backbone of the cohorts mechanism, matched, walkers, eight, parity, "
-                             "relations for trajectories, targets, two-calls, eight-calls, crossing, switching, "
-                             "matched, lasting (with maps such as rollout-one, rollout-two, pool-one, pool-two, "
-                             "strings-one, strings-two), continuation, parity, chains; mechanism backbones by the "
-                             "stored records: d8l6-5"),
+        (["--zoo", "empty"], "{here}/empty has no backbone of the cohorts mechanism, matched, matched-long, walkers, "
+                             "eight, parity, relations for trajectories, targets, two-calls, eight-calls, independent, "
+                             "crossing, switching, matched, lasting (with maps such as rollout-one, rollout-two, "
+                             "pool-one, pool-two, strings-one, strings-two), continuation, parity, parity-fp32, "
+                             "chains, selecting; mechanism backbones by the stored records: d8l6-5"),
         (["lasting"], "{zoo} has no backbone of the cohorts mechanism for lasting (with maps such as rollout-one, "
                       "rollout-two, pool-one, pool-two, strings-one, strings-two); mechanism backbones by the stored "
                       "records: d8l6-5"),
         (["targets", "--results", "empty"], "{zoo} has no backbone of the cohorts mechanism for targets; mechanism "
                                             "backbones by the stored records: none"),
-        (["trajectories", "matched"], "{zoo} has no backbone of the cohorts mechanism, matched, walkers for matched; "
-                                      "mechanism backbones by the stored records: d8l6-5"),
+        (["trajectories", "matched"], "{zoo} has no backbone of the cohorts mechanism, matched, matched-long, "
+                                      "walkers for matched; mechanism backbones by the stored records: d8l6-5"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )  # fmt: skip

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,21 +70,28 @@ def list_everything(as_json: AsJson = False) -> None:
 def claims(
     store: Annotated[Path | None, typer.Option(help="A store whose records come before the stored ones.")] = None,
     results: Results = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables that the README shows.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge every claim by the records that are there: the paper's value, ours, does it hold?"""
+    """Judge every claim by the records that are there: the paper's value, ours, does it hold, by which protocol?"""
+    from loopscope.cli.ledger import as_json as in_json
+    from loopscope.cli.ledger import print_ledger
     from loopscope.cli.stores import open_store
     from loopscope.experiments.claims import decide
-    from loopscope.experiments.evidence import Evidence
     from loopscope.experiments.records import records
+    from loopscope.report.ledger import markdown as in_markdown
 
+    if markdown and as_json:
+        raise InputError("--markdown and --json are two ways to print the ledger; give one")
     fresh = records(open_store(store)) if store is not None else []
     with spinner() as tell:
         tell("judging")
-        verdicts = decide(Evidence(_stored(results), fresh))
+        verdicts = decide(_evidence(_stored(results), fresh, results, store))
     if as_json:
-        return print_json({"claims": [_as_json(each) for each in verdicts]})
-    _ledger(verdicts)
+        return print_json({"claims": [in_json(each) for each in verdicts]})
+    if markdown:
+        return typer.echo(in_markdown(verdicts))
+    print_ledger(verdicts)
 
 
 @app.command()
@@ -103,8 +109,9 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Run the experiments, judge the claims, write the report page.  What the store already holds is not done again."""
+    from loopscope.cli.ledger import as_json as in_json
+    from loopscope.cli.ledger import print_ledger
     from loopscope.experiments.campaign import export as export_records
-    from loopscope.experiments.evidence import Evidence
     from loopscope.experiments.language import LANGUAGE
     from loopscope.experiments.suite import chosen
     from loopscope.store import Store
@@ -132,12 +139,11 @@ def reproduce(
         raise InputError(f"no profile {profile!r}; there are quick, paper{nearest(profile, ('quick', 'paper'))}")
     if export is not None:
         export_records(Store(store), Store(export))
-    evidence = Evidence(stored, fresh)
-    page, verdicts = _page(evidence, out)
+    page, verdicts = _page(_evidence(stored, fresh, results, store), out)
     if as_json:
         costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
-        return print_json({"page": str(page), "claims": [_as_json(each) for each in verdicts], "measured": costs})
-    _ledger(verdicts)
+        return print_json({"page": str(page), "claims": [in_json(each) for each in verdicts], "measured": costs})
+    print_ledger(verdicts)
     typer.echo(f"The report: {page}")
 
 
@@ -248,6 +254,17 @@ def _stored(folder: Path | None) -> list[Record]:
     return [record for store in open_results(folder) for record in records(store)]
 
 
+def _evidence(stored: list[Record], fresh: list[Record], results: Path | None, store: Path | None) -> Evidence:
+    """Records with how their models were trained, as far as the results and the store they were written to say it."""
+    from loopscope.experiments.evidence import Evidence
+    from loopscope.experiments.lineage import lineage
+    from loopscope.experiments.records import open_results
+    from loopscope.store import Store
+
+    mine = [Store(store)] if store is not None and store.is_dir() else []
+    return Evidence(stored, fresh, lineage([*open_results(results), *mine]))
+
+
 def _page(evidence: Evidence, out: Path) -> tuple[Path, list[Verdict]]:
     from loopscope.experiments.claims import decide
     from loopscope.report.graph_walks import report_of
@@ -258,47 +275,6 @@ def _page(evidence: Evidence, out: Path) -> tuple[Path, list[Verdict]]:
         verdicts = decide(evidence)
         report = report_of(evidence, verdicts, tell)
         return write_page(report, out, tell), verdicts
-
-
-def _ledger(verdicts: list[Verdict]) -> None:
-    from loopscope.experiments.claims import FAILS, HOLDS, NOT_RUN
-
-    counts = ", ".join(f"{sum(v.verdict == each for v in verdicts)} {each}" for each in (HOLDS, FAILS, NOT_RUN))
-    print_table(
-        f"{len(verdicts)} claims: {counts} (shares in %, intervals 95 % over graphs or ± SD over backbones)",
-        ("claim", "paper", "ours", "verdict", "interval", "n"),
-        ((v.claim.id, v.claim.paper, v.ours, v.verdict, _interval(v), "" if v.n is None else f"{v.n:,}")
-         for v in verdicts),
-        left=4,
-    )  # fmt: skip
-    for verdict in verdicts:
-        if verdict.others:
-            typer.echo(f"{verdict.claim.id} on other models: {'; '.join(verdict.others)}")
-
-
-def _interval(verdict: Verdict) -> str:
-    each = verdict.estimate
-    if each is None or math.isnan(each.low):
-        return ""
-    if "SD" in each.unit:
-        return f"± {100 * (each.high - each.value):.1f}"
-    return f"{100 * each.low:.1f}..{100 * each.high:.1f}"
-
-
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    """JSON has no NaN: a number that could not be estimated is null."""
-    claim, estimate = verdict.claim, None
-    if verdict.estimate is not None:
-        given = asdict(verdict.estimate)
-        estimate = {name: None if value != value else value for name, value in given.items()}
-    return {
-        "id": claim.id, "section": claim.where, "claim": claim.text, "paper": claim.paper, "holds_if": claim.holds_if,
-        "verdict": verdict.verdict, "ours": verdict.ours, "others": verdict.others,
-        "estimate": estimate, "n": verdict.n,
-        "backbones": verdict.backbones, "scale": verdict.scale,
-        "records": {"measured now": verdict.fresh, "results": verdict.stored},
-        "command": verdict.command,
-    }  # fmt: skip
 
 
 def _range(numbers: tuple[int, ...]) -> str:

@@ -1,15 +1,21 @@
 """The claims of the paper, each with the predicate that was fixed before our backbones were trained, and its verdict.
 
-Everything is computed from the predictions in records; nothing is written down but what the paper published.
+Everything is computed from the predictions in records; nothing is written down but what the paper published.  Which
+record decides, and how its protocol is labelled, is in `closeness`.  Rows of ours, a stricter population or a question
+that the paper does not ask, are judged beside the claims and not counted among them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from loopscope.experiments import depth_judges, judges, language_judges, trajectories
-from loopscope.experiments.evidence import Evidence, Finding, Judge, scale
+from loopscope.experiments.closeness import Label, changes, label_of, numerics
+from loopscope.experiments.evidence import Control, Evidence, Finding, Judge, scale
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
+from loopscope.experiments.language_names import model_of
 from loopscope.experiments.suite import (
     CHAINS,
     CONTINUATION,
@@ -31,7 +37,7 @@ UNDECIDED = "not decided"
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, what it published, and the predicate that decides it here."""
+    """A sentence of the paper, what it published, and the predicate that decides it here; or a row of ours."""
 
     id: str
     where: str
@@ -40,13 +46,17 @@ class Claim:
     holds_if: str
     experiment: str = ""
     judge: Judge | None = None
+    kind: Literal["paper", "ours"] = "paper"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """A claim as it is reported.  Shares are in [0, 1]; `fresh` and `stored` count records measured now and before.
 
-    `others` say what other models than that of the verdict gave.
+    - `models`: language models with their sizes; `backbones` are the names of whatever was measured.
+    - `of`: what the estimate is of, where `ours` shows more; `controls`: of the same test; `beside`: what else is told.
+    - `protocol`: its label, with what was `changed` and, apart, the `numerics`; None where nothing was measured.
+    - `others`: verdicts by other records, on which this one does not rest.
     """
 
     claim: Claim
@@ -58,7 +68,14 @@ class Verdict:
     scale: str = ""
     fresh: int = 0
     stored: int = 0
-    others: tuple[str, ...] = ()
+    others: tuple[Verdict, ...] = ()
+    of: str = ""
+    controls: tuple[Control, ...] = ()
+    beside: tuple[str, ...] = ()
+    protocol: Label | None = None
+    changed: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -68,37 +85,46 @@ class Verdict:
         profile = "" if self.fresh and not self.stored else "--profile paper "
         return f"loopscope reproduce {profile}{self.claim.experiment}" if self.claim.experiment else ""
 
+    @property
+    def failed(self) -> tuple[Control, ...]:
+        """The controls that failed."""
+        return tuple(each for each in self.controls if each.failed)
+
 
 def decided_by(*experiments: str) -> list[str]:
-    """The ids of the claims that these experiments decide."""
-    return [claim.id for claim in CLAIMS if claim.experiment in experiments]
+    """The ids of the rows that these experiments decide."""
+    return [claim.id for claim in ROWS if claim.experiment in experiments]
 
 
 def decide(evidence: Evidence) -> list[Verdict]:
-    """The verdict on every claim."""
-    return [_decided(claim, evidence) for claim in CLAIMS]
+    """The verdict on every claim, then on the rows of ours."""
+    return [_decided(claim, evidence) for claim in ROWS]
 
 
 def _decided(claim: Claim, evidence: Evidence) -> Verdict:
     finding = claim.judge(evidence) if claim.judge is not None else None
-    if finding is None:
-        return Verdict(claim, NOT_RUN)
-    fresh = sum(map(evidence.is_fresh, finding.used))
+    return Verdict(claim, NOT_RUN) if finding is None else _verdict(claim, finding, evidence, NOT_RUN)
+
+
+def _verdict(claim: Claim, finding: Finding, evidence: Evidence, otherwise: str) -> Verdict:
+    """A finding as a verdict; `otherwise` is what one is called that decides nothing."""
+    used, lineage = finding.used, evidence.lineage
+    fresh = sum(map(evidence.is_fresh, used))
+    names = _once(record.facts.name for record in used)
     return Verdict(
-        claim, VERDICTS[finding.holds], finding.ours, finding.estimate, finding.n, _names(finding),
-        scale(finding.used), fresh, len(finding.used) - fresh,
-        tuple(map(_beside, finding.others)),
+        claim, otherwise if finding.holds is None else VERDICTS[finding.holds], finding.ours, finding.estimate,
+        finding.n, names, scale(used), fresh, len(used) - fresh,
+        tuple(_verdict(claim, each, evidence, UNDECIDED) for each in finding.others),
+        finding.of, finding.controls, finding.beside,
+        label_of(used, lineage, finding.patches),
+        _once(each.text for record in used for each in changes(record, lineage, finding.patches)),
+        _once(each for record in used for each in numerics(record, lineage)),
+        _once(model_of(record) for record in used if record.experiment in LANGUAGE),
     )  # fmt: skip
 
 
-def _beside(finding: Finding) -> str:
-    """What another model says, in a line."""
-    verdict = UNDECIDED if finding.holds is None else VERDICTS[finding.holds]
-    return f"{', '.join(_names(finding))}: {finding.ours}, {verdict}"
-
-
-def _names(finding: Finding) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(record.facts.name for record in finding.used))
+def _once(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -234,6 +260,16 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "iterate.continue", "H", "continuing with J and F, five task families", "89.69 vs 28.59 (F only)",
         "long requests: J+F at least 30 points above F only, and above J only and stop",
-        ITERATIONS, language_judges.continued,
+        ITERATIONS, language_judges.continued("train"),
     ),
 )  # fmt: skip
+"""The paper's claims that we chose to judge."""
+
+ROWS: tuple[Claim, ...] = (
+    *CLAIMS,
+    Claim(
+        "iterate.strict", "H", "the same from starts that neither the backbone nor the map has seen",
+        "no starts held out", "as iterate.continue", ITERATIONS, language_judges.continued("test"), kind="ours",
+    ),
+)  # fmt: skip
+"""What the ledger has: the claims, then rows of ours."""

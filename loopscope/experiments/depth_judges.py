@@ -94,7 +94,8 @@ def parity_gain(evidence: Evidence) -> Finding | None:
     lost = len(gains) - higher > backbones - NEEDED
     holds = True if higher >= NEEDED else False if lost else None
     n = min(row.n for row in gains.values())
-    return Finding(holds, ours, mean_of(list(gains.values())), n, [records[name] for name in gains])
+    used = [records[name] for name in gains]
+    return Finding(holds, ours, mean_of(list(gains.values())), n, used, of="J minus native")
 
 
 def parity_limit(evidence: Evidence) -> Finding | None:
@@ -114,7 +115,8 @@ def parity_limit(evidence: Evidence) -> Finding | None:
     rows = parity_lengths.at_exit(records[most].predictions, *LIMIT)
     ours = f"{most}: {percent(rows[NATIVE].estimate.value)} vs {percent(rows[WITH_J].estimate.value)}"
     gain = rows[GAIN]
-    return Finding(at_most(gain.estimate.value, 0.0) if complete else None, ours, gain.estimate, gain.n, used)
+    holds = at_most(gain.estimate.value, 0.0) if complete else None
+    return Finding(holds, ours, gain.estimate, gain.n, used, of="J minus native")
 
 
 # ---- chains of relations ---------------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ def chains_inside(evidence: Evidence) -> Finding | None:
     native, steered = chains.claim_inside(record.predictions)
     ours = f"{percent(native.estimate.value)} -> {percent(steered.estimate.value)}"
     holds = at_most(native.estimate.value, 0.10) and at_least(steered.estimate.value, 0.95)
-    return Finding(holds if complete else None, ours, steered.estimate, steered.n, [record])
+    return Finding(holds if complete else None, ours, steered.estimate, steered.n, [record], of="with J")
 
 
 def chains_beyond(evidence: Evidence) -> Finding | None:
@@ -158,4 +160,4 @@ def chains_beyond(evidence: Evidence) -> Finding | None:
     near, decline, far = chains.claim_beyond(record.predictions)
     ours = f"{percent(near.estimate.value)} (17-24), {percent(far.estimate.value)} (25-32)"
     holds = decline.estimate.value > ROUNDING and at_most(far.estimate.value, 0.10)
-    return Finding(holds if complete else None, ours, near.estimate, near.n, [record])
+    return Finding(holds if complete else None, ours, near.estimate, near.n, [record], of="17-24")

@@ -1,7 +1,7 @@
-"""Evidence: the records that claims are judged by, those measured just now before stored ones.
+"""Evidence: the records that claims are judged by, and what a judge finds in them.
 
-Long experiments keep counts (`raw`), and a quick run of them measures a small part.  It does not replace a stored
-record of the whole, but is a check of it.
+A claim on a population is decided on the whole of it.  A quick run measures a part of some; that does not replace a
+stored record of the whole, but is a check of it.  Of records of the whole, those measured just now come first.
 """
 
 from __future__ import annotations
@@ -10,32 +10,33 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 from loopscope.experiments import language_tables
+from loopscope.experiments.closeness import is_whole, parts_left
 from loopscope.experiments.language import LANGUAGE
 from loopscope.experiments.language_names import scale_of, subject_of
+from loopscope.experiments.lineage import Lineage
 from loopscope.experiments.records import Record, Row, Table, percent
-from loopscope.experiments.suite import EXPERIMENTS, Role, Selection, selection
+from loopscope.experiments.suite import EXPERIMENTS, Selection, selection
 from loopscope.stats import Estimate, Spread, mean_sd
-from loopscope.tasks.populations import population
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All records that claims may use; `fresh` are those measured just now."""
+    """All records that claims may use; `fresh` are those measured just now; `lineage` says how models were trained."""
 
     stored: Sequence[Record] = ()
     fresh: Sequence[Record] = ()
+    lineage: Lineage = field(default_factory=Lineage)
     _tables: dict[int, list[Table]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def records(self) -> list[Record]:
         """One record for each experiment, backbone and set of populations, by number of the seed, the best last.
 
-        Of several, fresh ones come before stored ones, and then the one with the most answers: what was measured on all
-        graphs, not on some.  Before that, a long experiment's record of the whole comes before one of a part.  Of a
-        language model in two precisions it is that in fp32.
+        Of several, one of whole populations comes before one of a part, then a fresh one before a stored one, then the
+        one with the most answers.  Of a language model in two precisions it is that in fp32.
         """
         found = {_subject_of(record): record for record in sorted([*self.stored, *self.fresh], key=self._order)}
         return sorted(found.values(), key=self._order)
@@ -44,10 +45,11 @@ class Evidence:
     def in_part(self) -> list[Record]:
         """What was measured just now on a part of what a stored record has whole."""
         shown = {id(record) for name in EXPERIMENTS for record in self.of(name).values()}
-        return [record for record in self.fresh if not _is_whole(record) and id(record) not in shown]
+        shown |= {id(record) for name in LANGUAGE for record in self.every(name)}
+        return [record for record in self.fresh if not is_whole(record) and id(record) not in shown]
 
     def _order(self, record: Record) -> tuple[Any, ...]:
-        rank = _is_whole(record), self.is_fresh(record), *_worth(record)
+        rank = is_whole(record), self.is_fresh(record), *_worth(record)
         return record.experiment, *split(record.facts.name), record.facts.name, *rank
 
     @cached_property
@@ -129,14 +131,6 @@ def _subject_of(record: Record) -> tuple[str, ...]:
     return record.experiment, record.facts.name, *spoken, *sorted(record.predictions)
 
 
-def _is_whole(record: Record) -> bool:
-    """Whether a long experiment was done as the paper profile does it; of others, what was measured is whole."""
-    if not record.raw or record.experiment in LANGUAGE or not record.settings:
-        return True
-    settings = EXPERIMENTS[record.experiment].settings
-    return any(record.settings in settings(role, "paper") for role in get_args(Role))
-
-
 def _worth(record: Record) -> tuple[int, bool]:
     answers = sum(nodes.numel() for found in record.predictions.values() for nodes in found.values())
     return answers, "dtype" not in record.settings
@@ -174,10 +168,32 @@ def in_short(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
+class Control:
+    """What should leave an effect alone: how often it gives the effect's own answer, and how often it may.
+
+    `gives` names that answer.  One that `keeps` should leave answers as they are; `bound` is then the least of them.
+    """
+
+    row: Row
+    bound: float
+    gives: str = "the answer"
+    keeps: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it does what only the effect should do."""
+        share = self.row.estimate.value
+        return not (at_least(share, self.bound) if self.keeps else at_most(share, self.bound))
+
+
+@dataclass(frozen=True)
 class Finding:
     """What the evidence says: whether the predicate holds (None: not all is there), and the number it rests on.
 
-    `others` are what other models say, which the verdict does not rest on.
+    - `of`: what the estimate is of, where `ours` shows something else beside it, such as levels beside their change.
+    - `others`: what other records say, which the verdict does not rest on.
+    - `controls` of the same test; `beside`: what else stands in the row, in sentences.
+    - `patches`: whether the number depends on where patches acted.
     """
 
     holds: bool | None
@@ -186,6 +202,10 @@ class Finding:
     n: int
     used: Sequence[Record]
     others: tuple[Finding, ...] = ()
+    of: str = ""
+    controls: tuple[Control, ...] = ()
+    beside: tuple[str, ...] = ()
+    patches: bool = True
 
 
 Judge = Callable[[Evidence], Finding | None]
@@ -193,42 +213,13 @@ Judge = Callable[[Evidence], Finding | None]
 
 
 def scale(records: Iterable[Record]) -> str:
-    """Whether whole populations were measured, or how many of their graphs; of raw records, what was reduced.
-
-    Of language models, which they are and how much they were asked.  No claim rests on what was only looked at more
-    closely on some graphs: the insides of calls, the costly switches.
-    """
+    """Whether whole populations were measured, or how much of them; of language models, which and how much."""
     used = list(records)
     spoken = dict.fromkeys(scale_of(record) for record in used if record.experiment in LANGUAGE)
     if spoken:
         return "; ".join(spoken)
-    shortened = set()
-    for record in used:
-        if record.raw:
-            if not _is_whole(record):
-                shortened.add(", ".join(_setting(*each) for each in sorted(record.settings.items())))
-            continue
-        for where, found in record.predictions.items():
-            measured = max(answers.shape[-1] for answers in found.values()) // record.facts.nodes
-            there = len(population(where).rows)
-            if measured < there:
-                shortened.add(f"{measured} of {there} graphs")
+    shortened = {each for record in used for each in parts_left(record)}
     return "paper scale" if not shortened else "paper's model, " + ", ".join(sorted(shortened))
-
-
-def _setting(name: str, value: Any) -> str:
-    """A setting in words: 64 queries, cut, no far, near 45-125 by 20."""
-    said = name.replace("_", " ")
-    match value:
-        case True:
-            return said
-        case None | False:
-            return f"no {said}"
-        case int() if said.endswith("s"):
-            return f"{value} {said}"
-        case [first, last, step]:
-            return f"{said} {first}-{last} by {step}"
-    return f"{said} {value}"
 
 
 # ---- numbers, as predicates take them and as they are told -----------------------------------------------------------

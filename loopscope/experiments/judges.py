@@ -12,6 +12,7 @@ from functools import cached_property
 from loopscope.experiments import composition, matched, targets, trajectories
 from loopscope.experiments.evidence import (
     ROUNDING,
+    Control,
     Evidence,
     Finding,
     Judge,
@@ -33,7 +34,10 @@ from loopscope.experiments.suite import (
     TRAJECTORIES,
     TWO_CALLS,
 )
-from loopscope.stats import mean_sd
+from loopscope.stats import Estimate, mean_sd
+
+MOST = 0.20
+"""The share of a target that a control may give."""
 
 
 def _rows_of(evidence: Evidence, experiment: str, title: str, name: str) -> tuple[list[Record], list[Row]] | None:
@@ -53,6 +57,10 @@ def _native(evidence: Evidence) -> tuple[list[Record], bool]:
     return list(found.values()), wanted <= found.keys()
 
 
+PAPER_SCOPE = (*(f"d8l6-{seed}" for seed in range(3, 8)), *(f"d8l8-{seed}" for seed in range(12)))
+"""The backbones whose walks the paper shows."""
+
+
 def worst(name: str, holds: Callable[[trajectories.Trajectory], bool], loop: Callable[[Facts], int]) -> Judge:
     """A claim about every native walk, shown by the one with the lowest accuracy at a loop."""
 
@@ -70,7 +78,10 @@ def worst(name: str, holds: Callable[[trajectories.Trajectory], bool], loop: Cal
         row = rows[lowest]
         ours = f"lowest {percent(row.estimate.value)} ({lowest}); {len(walks) - len(against)} of {len(walks)} hold"
         verdict = False if against else True if complete else None
-        return Finding(verdict, ours, row.estimate, row.n, records)
+        theirs = [each for each in PAPER_SCOPE if each in walks]
+        held = sum(each not in against for each in theirs)
+        beside = (f"of the paper's own scope, D8L6 3-7 and D8L8 0-11, {held} of {len(theirs)} hold",) if theirs else ()
+        return Finding(verdict, ours, row.estimate, row.n, records, beside=beside)
 
     return judge
 
@@ -83,9 +94,14 @@ def variety(evidence: Evidence) -> Finding | None:
         return None
     walks = [trajectories.walk_of(record.predictions, record.facts).walk for record in records]
     both = {"one", "two"} <= set(walks)
-    counted = f"{walks.count('one')} of {len(walks)} one, {walks.count('two')} two, {walks.count('neither')} neither"
     complete = len(records) >= len(cohort.seeds)
-    return Finding(True if both else False if complete else None, counted, None, len(walks), records)
+    verdict = True if both else False if complete else None
+    beside = (f"the paper's own increments give {_walkers(trajectories.published_walks())} by the same rule",)
+    return Finding(verdict, _walkers(walks), None, len(walks), records, beside=beside)
+
+
+def _walkers(walks: Sequence[trajectories.Walk]) -> str:
+    return f"{walks.count('one')} of {len(walks)} one, {walks.count('two')} two, {walks.count('neither')} neither"
 
 
 # ---- the main backbone -----------------------------------------------------------------------------------------------
@@ -99,7 +115,7 @@ def target_one(evidence: Evidence) -> Finding | None:
     steered, gain = targets.claim_one(record.predictions, record.facts)
     ours = f"{percent(steered.estimate.value - gain.estimate.value)} -> {percent(steered.estimate.value)}"
     holds = at_least(steered.estimate.value, 0.95) and at_least(gain.estimate.value, 0.20)
-    return Finding(holds, ours, steered.estimate, steered.n, [record])
+    return Finding(holds, ours, steered.estimate, steered.n, [record], controls=_before(record, "one"))
 
 
 def target_two(evidence: Evidence) -> Finding | None:
@@ -108,7 +124,14 @@ def target_two(evidence: Evidence) -> Finding | None:
     if record is None:
         return None
     row = targets.claim_two(record.predictions, record.facts)
-    return Finding(at_least(row.estimate.value, 0.90), percent(row.estimate.value), row.estimate, row.n, [record])
+    holds, ours = at_least(row.estimate.value, 0.90), percent(row.estimate.value)
+    return Finding(holds, ours, row.estimate, row.n, [record], controls=_before(record, "two"))
+
+
+def _before(record: Record, target: str) -> tuple[Control, ...]:
+    """What J alone reads out, and what it does to the state of another graph: neither should give the target."""
+    found = targets.controls(record.predictions, record.facts, target)
+    return tuple(Control(row, MOST, "the target") for row in found)
 
 
 def one_one(evidence: Evidence) -> Finding | None:
@@ -132,7 +155,7 @@ def order(evidence: Evidence) -> Finding | None:
     shares = [evidence.row(record, "Two calls", composition.spelled(pair)).estimate.value for pair in ("12", "21")]
     ours = f"{percent(shares[0])} vs {percent(shares[1])}"
     spans_zero = at_most(row.estimate.low, 0.0) and at_least(row.estimate.high, 0.0)
-    return Finding(not spans_zero, ours, row.estimate, row.n, [record])
+    return Finding(not spans_zero, ours, row.estimate, row.n, [record], of="difference")
 
 
 def decay(evidence: Evidence) -> Finding | None:
@@ -146,7 +169,7 @@ def decay(evidence: Evidence) -> Finding | None:
         f"{percent(above.estimate.value)} [{percent(above.estimate.low)}, {percent(above.estimate.high)}]"
     )
     holds = not at_least(fourth.estimate.value, 0.60) and at_most(above.estimate.value, 0.05)
-    return Finding(holds, ours, fourth.estimate, fourth.n, [record])
+    return Finding(holds, ours, fourth.estimate, fourth.n, [record], of="one at call 4")
 
 
 # ---- three backbones -------------------------------------------------------------------------------------------------
@@ -187,13 +210,18 @@ def steered(name: str, clean: str, sign: int) -> Judge:
         if found is None or base is None or gains is None:
             return None
         records, rows = found
-        change = mean_of(gains[1])
-        ours = f"{percent(mean_of(base[1]).value)} -> {percent(mean_of(rows).value)} "
-        ours += f"({listed(row.estimate.value for row in rows)})"
+        change, level = mean_of(gains[1]), mean_of(rows)
+        ours = f"{percent(mean_of(base[1]).value)} -> {_spread(level)} ({listed(row.estimate.value for row in rows)})"
+        ours += f", a change of {percent(change.value)}"
         holds = _if_all(records, at_least(sign * change.value, 0.10))
-        return Finding(holds, ours, change, min(row.n for row in rows), records)
+        return Finding(holds, ours, change, min(row.n for row in rows), records, of="change")
 
     return judge
+
+
+def _spread(mean: Estimate) -> str:
+    """A mean over backbones with its SD, where there are several."""
+    return f"{percent(mean.value)} ± {percent(mean.high - mean.value)}" if "SD" in mean.unit else percent(mean.value)
 
 
 def switched(giver: str, receiver: str, least: float) -> Judge:
@@ -281,7 +309,7 @@ def matched_native(evidence: Evidence) -> Finding | None:
     ours = (
         f"{percent(mean_of(stays).value)} / {percent(mean_of(advances).value)}; lowest {percent(worst.estimate.value)}"
     )
-    return Finding(at_least(worst.estimate.value, 0.99), ours, worst.estimate, worst.n, found.records)
+    return Finding(at_least(worst.estimate.value, 0.99), ours, worst.estimate, worst.n, found.records, of="the lowest")
 
 
 def matched_one(evidence: Evidence) -> Finding | None:
@@ -293,7 +321,7 @@ def matched_one(evidence: Evidence) -> Finding | None:
     final, stepwise = map(mean_of, rows)
     ours = f"{percent(final.value)} vs {percent(stepwise.value)}"
     holds = at_least(stepwise.value, 0.99) and at_least(stepwise.value - final.value, 0.10)
-    return Finding(holds, ours, final, rows[0][0].n, found.records)
+    return Finding(holds, ours, final, rows[0][0].n, found.records, of="final-only")
 
 
 def matched_two(evidence: Evidence) -> Finding | None:
@@ -306,4 +334,4 @@ def matched_two(evidence: Evidence) -> Finding | None:
     gap = mean_sd([pair.gap.value for pair in two]).estimate("pair")
     higher = sum(pair.gap.value > ROUNDING for pair in two)
     ours = f"{percent(final)} vs {percent(stepwise)}; higher in {higher} of {len(two)} pairs"
-    return Finding(higher == len(two), ours, gap, two[0].n, found.records)
+    return Finding(higher == len(two), ours, gap, two[0].n, found.records, of="final-only minus stepwise")

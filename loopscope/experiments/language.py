@@ -30,7 +30,7 @@ from loopscope.lm.letter_walks import LETTERS as WALKED
 from loopscope.lm.letter_walks import WALKS, measure_walks
 from loopscope.lm.passes import Boundary, LanguageModel, precision_name
 from loopscope.lm.steering import InFull, check_fitted, load_step
-from loopscope.maps import AffineMap, map_files
+from loopscope.maps import AffineMap, files_key, map_files
 from loopscope.store import Store
 
 LETTERS, ANTONYMS, ITERATIONS = "letters", "antonyms", "iterations"
@@ -176,10 +176,7 @@ def load_language(
 
 def map_key(step: AffineMap) -> str:
     """SHA-256 over the files of a saved map."""
-    whole = hashlib.sha256()
-    for name, data in sorted(map_files(step).items()):
-        whole.update(f"{name} {hashlib.sha256(data).hexdigest()}\n".encode())
-    return whole.hexdigest()
+    return files_key({name: hashlib.sha256(data).hexdigest() for name, data in map_files(step).items()})
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------

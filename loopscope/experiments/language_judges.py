@@ -1,11 +1,12 @@
 """Judges of language models: what records of the letter walk, antonyms and iterations say on the claims.
 
-Where several models were measured, those measured just now come first, and of these the largest that can decide a
-claim counts; of several as large, one whose loops end as the published model's do, then one that makes as many loops,
-then one whose heads were not named although a search chose others, then the one asked most, and then the first by
-name.  What the others say is told beside.  A claim on two ways to supervise takes models of one size and as many loops.
-A claim about what destroys or repairs an answer takes a model that has answers to destroy or repair.  Whether J leads
-to eight transfers is judged on pairs, or where a model was asked for none, on the graphs of its walks.
+Where several records could decide, the one closest to the published protocol does (`closeness.rank`); what the others
+say is told beside, each with its own verdict.  A claim on two ways to supervise takes models of one size and as many
+loops.  A claim about what destroys or repairs an answer takes a model that has answers to destroy or repair.  Whether J
+leads to eight transfers is judged on pairs, or where a model was asked for none, on the graphs of its walks.
+
+A control of a patch should not do what the patch does.  It fails if it does so in more than 20 %, the bound of
+`letter.controls`; one of damage, if it leaves less than 80 % of what is steered right.
 """
 
 from __future__ import annotations
@@ -16,15 +17,25 @@ from itertools import zip_longest
 
 import numpy as np
 
-from loopscope.experiments.evidence import Evidence, Finding, Judge, at_least, at_most
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
-from loopscope.experiments.language_names import identity, of_search, parameters_of, patched
+from loopscope.experiments.closeness import rank
+from loopscope.experiments.evidence import Control, Evidence, Finding, Judge, at_least, at_most
+from loopscope.experiments.language import ANTONYMS, ITERATIONS, LETTERS
+from loopscope.experiments.language_names import identity, parameters_of, site
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import depth_right, is_long, iterated, long_prompts, readout_right
-from loopscope.experiments.letter_tables import answered, broken, gives, repaired
+from loopscope.experiments.letter_tables import (
+    PAPER_CONTENT,
+    PAPER_PAIRS,
+    PAPER_STEERING,
+    answered,
+    broken,
+    gives,
+    repaired,
+)
 from loopscope.experiments.records import Record, Row, percent
 from loopscope.lm.antonym_tests import FORMS
 from loopscope.lm.antonyms import LONGEST, TRAINED
+from loopscope.lm.iteration_tests import STARTS
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING
 from loopscope.lm.letter_walks import LONGEST as WALKED
 from loopscope.lm.letter_walks import WALKS
@@ -35,52 +46,34 @@ CONTROLS = ("values", "unrelated", "wrong loop", "comparison")
 DAMAGED = 0.20
 """What damage and controls may leave; a steered run must be above it, or there is nothing to damage."""
 
+UNDAMAGED = {"comparison damage": "comparison heads", "complement damage": "the other heads of the same layers"}
+"""Where else unsteered patterns are put, which should leave the steered run as it is."""
 
-def _rank(evidence: Evidence, record: Record) -> tuple[bool, int, bool, bool, bool, int]:
-    """How much a record counts: the larger, the more."""
-    published, settings = LANGUAGE[record.experiment], record.settings
-    alike = settings.get("boundary") == published.boundary, settings.get("loops") == published.loops
-    answers = sum(len(each) for found in record.predictions.values() for each in found.values())
-    named = of_search(record, evidence.every(record.experiment)) is False
-    return evidence.is_fresh(record), parameters_of(record), *alike, not named, answers
+CONTENT_CONTROLS = {"wrong loop": "E", "comparison pattern": "E", "comparison output": "D", "values": "D"}
+"""What should not give the answer that the patch it is beside gives: E of patterns, D of outputs."""
 
 
-def _ranked(evidence: Evidence, records: Iterable[Record]) -> list[Record]:
-    """The record that counts first; of equals, the first by name."""
-    named = sorted(records, key=lambda each: each.facts.name)
-    return sorted(named, key=lambda each: _rank(evidence, each), reverse=True)
+def _ranked(evidence: Evidence, records: Iterable[Record], patches: bool = True) -> list[Record]:
+    """The closest to the published protocol first."""
+    return sorted(records, key=lambda each: rank(each, evidence.lineage, patches))
 
 
-def _told(evidence: Evidence, findings: Iterable[Finding]) -> Finding | None:
-    """The finding that counts, of those that come best first: the first that decides; the others beside it.
-
-    What was measured just now is not passed over for what was not, even if it does not decide.
-    """
+def _told(findings: Iterable[Finding]) -> Finding | None:
+    """The finding that counts, of those that come closest first: the first that decides; the others beside it."""
     every = tuple(findings)
     if not every:
         return None
-
-    def fresh(finding: Finding) -> bool:
-        return any(map(evidence.is_fresh, finding.used))
-
-    decides = (each for each in every if each.holds is not None and fresh(each) == fresh(every[0]))
-    first = next(decides, every[0])
+    first = next((each for each in every if each.holds is not None), every[0])
     return replace(first, others=tuple(each for each in every if each is not first))
 
 
 def _on_letters(test: str, judge: Callable[[Record], Finding]) -> Judge:
-    """A claim on one test of letters, which `judge` decides for one record; heads are told that no search chose."""
+    """A claim on one test of letters, which `judge` decides for one record; it is told where patches acted."""
 
     def on_all(evidence: Evidence) -> Finding | None:
-        every = evidence.every(LETTERS)
-
-        def judged(record: Record) -> Finding:
-            finding = judge(record)
-            if of_search(record, every) is False:
-                return replace(finding, ours=f"{finding.ours} ({patched(record)})")
-            return finding
-
-        return _told(evidence, map(judged, _ranked(evidence, [each for each in every if test in each.predictions])))
+        asked = [each for each in evidence.every(LETTERS) if test in each.predictions]
+        found = ((judge(each), site(each)) for each in _ranked(evidence, asked))
+        return _told(replace(said, ours=f"{said.ours} ({where})") if where else said for said, where in found)
 
     return on_all
 
@@ -90,10 +83,16 @@ def _counted(row: Row) -> str:
 
 
 def _right(record: Record, test: str, condition: str, which: str = "B") -> Row | None:
-    """A condition's share of B, D or E; None where it was not run, as heads were not chosen."""
+    """A condition's share of B, D or E beside the paper's; None where it was not run, as heads were not chosen."""
     if condition not in record.predictions[test]:
         return None
-    return share(condition, gives(record, test, condition, which))
+    if test == CONTENT:
+        counts = PAPER_CONTENT.get(condition)
+        paper = None if counts is None else counts["BDE".index(which)]
+    else:
+        paper = PAPER_STEERING.get(condition)
+    published = None if paper is None else paper / PAPER_PAIRS
+    return share(condition, gives(record, test, condition, which), published)
 
 
 def _steer(record: Record) -> Finding:
@@ -105,7 +104,8 @@ def _steer(record: Record) -> Finding:
             for name, steered in (("unsteered", False), ("steered", True))
         )
     holds = at_most(without.estimate.value, 0.15) and at_least(with_j.estimate.value, 0.80)
-    return Finding(holds, f"{_counted(without)} -> {_counted(with_j)}", with_j.estimate, with_j.n, [record])
+    ours = f"{_counted(without)} -> {_counted(with_j)}"
+    return Finding(holds, ours, with_j.estimate, with_j.n, [record], patches=False)
 
 
 def _patched(condition: str) -> Callable[[Record], Finding]:
@@ -117,15 +117,23 @@ def _patched(condition: str) -> Callable[[Record], Finding]:
         if row is None:
             return Finding(None, "no heads were chosen", None, steered.n, [record])
         ours = f"{_counted(row)} (steered {_counted(steered)})"
-        if at_most(steered.estimate.value, DAMAGED):
-            return Finding(None, ours, row.estimate, row.n, [record])
-        if condition == "rescue":
-            holds = at_least(row.estimate.value, 0.70 * steered.estimate.value)
-        else:
-            holds = at_most(row.estimate.value, DAMAGED)
-        return Finding(holds, ours, row.estimate, row.n, [record])
+        holds: bool | None = None
+        if not at_most(steered.estimate.value, DAMAGED):
+            rescued = at_least(row.estimate.value, 0.70 * steered.estimate.value)
+            holds = rescued if condition == "rescue" else at_most(row.estimate.value, DAMAGED)
+        controls = _steering_controls(record, condition, steered)
+        return Finding(holds, ours, row.estimate, row.n, [record], controls=controls)
 
     return judge
+
+
+def _steering_controls(record: Record, condition: str, steered: Row) -> tuple[Control, ...]:
+    if condition == "rescue":
+        found = (_right(record, STEERING, name) for name in CONTROLS)
+        return tuple(Control(row, DAMAGED) for row in found if row is not None)
+    left = (1 - DAMAGED) * steered.estimate.value
+    kept = ((_right(record, STEERING, name), where) for name, where in UNDAMAGED.items())
+    return tuple(Control(replace(row, name=where), left, keeps=True) for row, where in kept if row is not None)
 
 
 def _controls(record: Record) -> Finding:
@@ -147,8 +155,10 @@ def _content(record: Record) -> Finding:
     if pattern is None or output is None:
         return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
     holds = at_least(pattern.estimate.value, 0.50) and at_least(output.estimate.value, 0.70)
-    ours = f"{percent(pattern.estimate.value)} / {percent(output.estimate.value)}"
-    return Finding(holds, ours, pattern.estimate, pattern.n, [record])
+    ours = f"E {percent(pattern.estimate.value)}, D {percent(output.estimate.value)}"
+    rows = ((_right(record, CONTENT, name, which), which) for name, which in CONTENT_CONTROLS.items())
+    controls = tuple(Control(row, DAMAGED, which) for row, which in rows if row is not None)
+    return Finding(holds, ours, pattern.estimate, pattern.n, [record], of="E", controls=controls)
 
 
 def _restore(record: Record) -> Finding:
@@ -176,7 +186,7 @@ def steer(evidence: Evidence) -> Finding | None:
         for each in every
         if STEERING in each.predictions or (WALKS in each.predictions and identity(each) not in paired)
     ]
-    return _told(evidence, map(_steer, _ranked(evidence, records)))
+    return _told(map(_steer, _ranked(evidence, records, patches=False)))
 
 
 rescue = _on_letters(STEERING, _patched("rescue"))
@@ -214,11 +224,11 @@ def _supervised(evidence: Evidence) -> list[Supervised]:
         pairs = zip_longest(*alone)
         found += [{form: each for form, each in zip(FORMS, pair, strict=True) if each is not None} for pair in pairs]
 
-    def rank(some: Supervised) -> tuple[object, ...]:
-        fresh, *rest = max(_rank(evidence, each) for each in some.values())
-        return fresh, len(some), *rest
+    def order(some: Supervised) -> tuple[object, ...]:
+        names = {each.facts.name for each in some.values()}
+        return len(some) < len(FORMS), len(names), *max(rank(each, evidence.lineage) for each in some.values())
 
-    return sorted(found, key=rank, reverse=True)
+    return sorted(found, key=order)
 
 
 def _native(both: Supervised) -> Finding:
@@ -242,7 +252,7 @@ def _native(both: Supervised) -> Finding:
 
 def native(evidence: Evidence) -> Finding | None:
     """Stepwise: deletion t after t loops, in the worst loop; final-only: the answer at loop 3.  At least 90 % each."""
-    return _told(evidence, map(_native, _supervised(evidence)))
+    return _told(map(_native, _supervised(evidence)))
 
 
 def _antonym_steer(both: Supervised) -> Finding:
@@ -259,35 +269,42 @@ def _antonym_steer(both: Supervised) -> Finding:
     shown = row or low
     assert shown is not None
     verdict = False if not all(verdicts) else True if len(both) == len(FORMS) else None
-    return Finding(verdict, " vs ".join(said), shown.estimate, shown.n, [*both.values()])
+    without = (share(f"{form} without J", depth_right(each, 0, False, deep), 0.0, unit="request")
+               for form, each in both.items())  # fmt: skip
+    controls = tuple(Control(row, DAMAGED) for row in without)
+    return Finding(verdict, " vs ".join(said), shown.estimate, shown.n, [*both.values()], controls=controls)
 
 
 def antonym_steer(evidence: Evidence) -> Finding | None:
     """With J at depths 5 to 8: final-only at least 70 %, stepwise at most 30 %."""
-    return _told(evidence, map(_antonym_steer, _supervised(evidence)))
+    return _told(map(_antonym_steer, _supervised(evidence)))
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------
 
 
-def _continued(record: Record) -> Finding:
-    right, trained = (
-        {branch: iterated(record, split, branch, is_long) for branch in ("J+F", "F", "J", "stop")}
-        for split in ("test", "train")
-    )
-    shares = {branch: float(found.mean()) for branch, found in right.items()}
-    gain = difference(right["J+F"], right["F"], long_prompts(record, "test"), unit="prompt")
-    above = all(shares["J+F"] > shares[other] for other in ("J", "stop"))
-    holds = at_least(gain.value, 0.30) and above
-    with_j, *others = (percent(float(found.mean())) for found in trained.values())
-    ours = (
-        f"{percent(shares['J+F'])} vs {percent(shares['F'])} (F only), {percent(shares['J'])} (J only), "
-        f"{percent(shares['stop'])} (stop) from held-out starts; {with_j} vs {', '.join(others)} from trained starts, "
-        "as in the paper"
-    )
-    return Finding(holds, ours, gain, len(right["F"]), [record])
+def _continued(split: str) -> Callable[[Record], Finding]:
+    """Requests for 5 to 8 steps from the starts of one split, of one record."""
+
+    def judge(record: Record) -> Finding:
+        right = {branch: iterated(record, split, branch, is_long) for branch in ("J+F", "F", "J", "stop")}
+        shares = {branch: float(found.mean()) for branch, found in right.items()}
+        gain = difference(right["J+F"], right["F"], long_prompts(record, split), unit="prompt")
+        above = all(shares["J+F"] > shares[other] for other in ("J", "stop"))
+        ours = (
+            f"{percent(shares['J+F'])} vs {percent(shares['F'])} (F only), {percent(shares['J'])} (J only), "
+            f"{percent(shares['stop'])} (stop), from {STARTS[split]}"
+        )
+        holds = at_least(gain.value, 0.30) and above
+        return Finding(holds, ours, gain, len(right["F"]), [record], of="J+F minus F")
+
+    return judge
 
 
-def continued(evidence: Evidence) -> Finding | None:
-    """Long requests from held-out starts: J+F at least 30 points above F alone, and above J alone and stopping."""
-    return _told(evidence, map(_continued, _ranked(evidence, evidence.every(ITERATIONS))))
+def continued(split: str) -> Judge:
+    """Long requests: J+F at least 30 points above F alone, and above J alone and stopping."""
+
+    def on_all(evidence: Evidence) -> Finding | None:
+        return _told(map(_continued(split), _ranked(evidence, evidence.every(ITERATIONS))))
+
+    return on_all

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from loopscope.experiments.language import HEADS, LANGUAGE, selection_of
 from loopscope.experiments.records import Record
 from loopscope.lm import antonym_tests, iteration_tests
+from loopscope.lm.heads import Heads
 from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_walks import LETTERS as WALKED
 
@@ -37,8 +38,20 @@ def patched(record: Record) -> str:
 
 
 def loops_in_words(loops: Sequence[int]) -> str:
-    """Loops as they are told: loop 8; loops 2, 3."""
-    return f"loop{'s' * (len(loops) > 1)} {', '.join(map(str, loops))}"
+    """Loops as they are told: loop 8; loops 2, 3; loops 2-8."""
+    every = [*loops]
+    if len(every) > 2 and every == [*range(every[0], every[-1] + 1)]:
+        return f"loops {every[0]}-{every[-1]}"
+    return f"loop{'s' * (len(every) > 1)} {', '.join(map(str, every))}"
+
+
+def site(record: Record) -> str:
+    """Where patches acted: 4 of 270 heads, loop 8; nothing where no heads were chosen."""
+    if record.settings.get("heads") is None:
+        return ""
+    model = record.notes["model"]
+    chosen, every = len(Heads.parse(record.settings["heads"])), model["layers"] * model["heads"]
+    return f"{chosen} of {every} heads, {loops_in_words(record.settings['patched'])}"
 
 
 def subject_of(record: Record) -> tuple[str, ...]:
@@ -50,6 +63,11 @@ def subject_of(record: Record) -> tuple[str, ...]:
 def parameters_of(record: Record) -> int:
     """How many parameters the model has."""
     return int(record.notes["model"]["parameters"])
+
+
+def model_of(record: Record) -> str:
+    """The model and its size: smollm2-135m (135M)."""
+    return f"{record.facts.name} ({in_millions(parameters_of(record))})"
 
 
 def scale_of(record: Record) -> str:
@@ -65,20 +83,34 @@ def scale_of(record: Record) -> str:
 
 def how_much(record: Record) -> str:
     """How much of the test was asked."""
+    if part := part_of(record):
+        return part
     match record.settings:
-        case {"set": str(name), "pairs": int(count)}:
-            return f"{count} of {SETS[name].size} pairs" if count < SETS[name].size else f"{count} pairs"
+        case {"set": str(), "pairs": int(count)}:
+            return f"{count} pairs"
         case {"letters": int(count)}:
-            return f"{count} of {WALKED} graphs" if count < WALKED else f"{count} graphs"
+            return f"{count} graphs"
         case {"sequences": int(count)}:
-            every = antonym_tests.SEQUENCES
-            return f"{count} of {every} sequences" if count < every else f"{count} sequences"
-        case {"cases": int(count)}:
-            every = iteration_tests.CASES
-            if count < every:
-                return f"{count} of {every} cases for each task, k and set of starts"
+            return f"{count} sequences"
+        case {"cases": int()}:
             return "2,560 requests, half of them from held-out starts"
     return "discovery pairs"
+
+
+def part_of(record: Record) -> str:
+    """How much of the test was asked where that is not all of it; nothing where it is."""
+    match record.settings:
+        case {"set": str(name), "pairs": int(count)}:
+            every, what = SETS[name].size, "pairs"
+        case {"letters": int(count)}:
+            every, what = WALKED, "graphs"
+        case {"sequences": int(count)}:
+            every, what = antonym_tests.SEQUENCES, "sequences"
+        case {"cases": int(count)}:
+            every, what = iteration_tests.CASES, "cases for each task, k and set of starts"
+        case _:
+            return ""
+    return f"{count} of {every} {what}" if count < every else ""
 
 
 def in_millions(count: int) -> str:

@@ -105,11 +105,11 @@ def rate(
     """How often something is so among the instances that count, where these differ from fit to fit.
 
     Each fit's share is taken first, then their mean; graphs (`clusters`) are resampled.  `n` of the row is the number
-    of instances that count in some fit.  Where fewer than two graphs count in some fit the row has no interval (NaN),
+    of instances that count in the fit with the fewest.  Where fewer than two graphs count in some fit the row has no interval (NaN),
     and where none does it has no value either.
     """
     counts = tally(hits, clusters, counted)
-    n = int(counted.any(0).sum())
+    n = int(counted.sum(1).min())
     if (counts.eligible > 0).sum(-1).min() >= 2:
         return Row(name, cluster_bootstrap(counts, seed=SEED), n, paper)
     value = float(counts.accuracy().mean())

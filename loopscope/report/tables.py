@@ -95,12 +95,12 @@ def ledger(rows: Sequence[LedgerRow], number: int) -> str:
         side = _sides(each for each in (row.scale, row.origin) if each)
         interval = f' <span class="interval">{words(row.interval)}</span>' if row.interval else ""
         return _row(
-            _cell(verdict(row.verdict)),
+            _cell(verdict(row.verdict) + _sides([row.protocol] if row.protocol else [])),
             _name(f'{claim} <span class="side">Section {words(row.where)}</span>'),
             _cell(words(row.paper), label="paper"),
-            _cell(words(row.ours) + interval + _sides(row.others), label="ours"),
+            _cell(words(row.ours) + interval + _sides(row.asides), label="ours"),
             _cell("" if row.n is None else f"{row.n:,}", number=True, label="n"),
-            _cell(words(row.seeds) + side, label="measured on"),
+            _cell(words(row.seeds) + side + _protocol(row), label="measured on"),
             _cell(f"<code>{escape(row.command)}</code>" if row.command else "", label="command"),
             anchor=f"claim-{row.id}",
         )
@@ -108,6 +108,16 @@ def ledger(rows: Sequence[LedgerRow], number: int) -> str:
     columns = ("verdict", "claim", "paper", "ours", "n", "measured on", "command")
     head = [(column, column == "n") for column in columns]
     return _boxed("ledger", number, "The ledger of claims", head, _body(map(line, rows)))
+
+
+def _protocol(row: LedgerRow) -> str:
+    """What was changed of the published protocol, and numerics, folded up."""
+    folded = ((f"changed ({len(row.changed)})", row.changed), (f"numerics ({len(row.numerics)})", row.numerics))
+    return "".join(
+        f"<details><summary>{name}</summary><ul>{''.join(f'<li>{words(each)}</li>' for each in texts)}</ul></details>"
+        for name, texts in folded
+        if texts
+    )
 
 
 def costs(rows: Sequence[Cost], number: int) -> str:

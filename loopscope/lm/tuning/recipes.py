@@ -24,7 +24,7 @@ from loopscope.lm import antonyms, iterations, letter_training
 from loopscope.lm.general_text import BACKBONE_SEED, MAP_SEED
 from loopscope.lm.tuning.recipe import Recipe, changed
 
-WORDING = "the wording of the prompts is ours; the reference gives its own by a sketch"
+WORDING = "the wording of the prompts is ours (the reference gives its own by a sketch)"
 GENERAL = "general text is prose and code of this Python unless --text gives other files"
 OURS = "beyond the published protocol: a small model that was never looped"
 EIGHT = "eight loops, one for every step; four in the reference"
@@ -87,7 +87,7 @@ def iterate() -> Recipe:
         updates=12_000, examples=5, micro=5, rate=1e-5, horizon=0, warmup=300, beta2=0.95, decay=0.01, deepest=4,
         seed=iterations.SEED, general_seed=iterations.SEED + 1, newline=False, averaging="sequence", general="instead",
         share=0.3, check_every=500, gate=0.99,
-        deviations=(*_ALWAYS, "starts are split between training and test; the gate looks at training starts"),
+        deviations=(*_ALWAYS, "starts are split between training and test, and the gate looks at training starts"),
         numerics=("AdamW with states in fp32 (8 bits in the reference)", "the residual stream is fp32 (bf16 in the "
         "reference)"),
     )  # fmt: skip
