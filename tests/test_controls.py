@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as nnf
 
+from loopscope.artefacts import BACKBONE, MAP
 from loopscope.errors import InputError
+from loopscope.experiments.scores import score_walks
 from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer, ModelConfig
+from loopscope.store import Store
 from loopscope.tasks.graph_walk import GraphWalk, all_starts, start_for, walk
 from loopscope.tasks.populations import population
 from loopscope.training.cohort import Cohort, State, frozen
 from loopscope.training.controls import ControlFits, acted_on, block_of, permuted, steered_logits
 from loopscope.training.hops import BUDGETS, CONTROLS, HOPS, OTHER
+from loopscope.training.jobs import Settings, fit, train
 from loopscope.training.layout import AllStarts, Runs
 from loopscope.training.objective import new_map
 from loopscope.training.recipe import ControlFit, MapRecipe, WalkFit
-from loopscope.training.recipes import map_recipe
+from loopscope.training.recipes import backbone_recipe, map_recipe
+from loopscope.zoo import find, open_zoo
 from tests.test_objectives import check_step, shaken_maps, shaken_models
 from tests.toys import CPU, graphs_and_starts, toy_map, toy_walk, update_of
 
@@ -169,6 +175,19 @@ def test_graphs_with_all_their_starts_are_computed_as_if_alone(kind: str) -> Non
         runs = cohort.embed(tokens[None], Runs(23)).x.view(18, 23, 16)
         assert torch.equal(layout.pieces(begun)[0, :, 19:].reshape(18, 4, 16), runs[:, 19:])
         assert torch.equal(layout.pieces(begun)[0, :, :19], runs[::6, :19])
+
+
+def test_a_block_of_another_task_is_an_input_of_the_map_and_controls_are_not_scored(tmp_path: Path) -> None:
+    tiny, zoo = backbone_recipe("tiny"), open_zoo()
+    recipe = replace(tiny, stages=(replace(tiny.stages[0], updates=2, check_every=2),), batch=4)
+    store, settings = Store(tmp_path), Settings(CPU)
+    (trained,) = train(recipe, [0], store, settings)
+    walker = store.open(BACKBONE, trained.key)
+    for block in ("tiny-0", "none", "trained"):
+        (done,) = fit([replace(control(block), name=block)], walker, [1], store, settings)
+        inputs = {BACKBONE: walker.key} | ({"block": find(zoo, block, BACKBONE).key} if block == "tiny-0" else {})
+        assert dict(store.open(MAP, done.key).manifest.inputs) == inputs
+    assert [each.name for each in score_walks(store, CPU)] == ["tiny-0", "trained-1@tiny-0"]
 
 
 # ---- recipes ---------------------------------------------------------------------------------------------------------

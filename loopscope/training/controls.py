@@ -118,7 +118,7 @@ class ControlFits(WalkFits):
         if recipe.batch % self.starts:
             near = max(1, recipe.batch // self.starts) * self.starts
             raise InputError(
-                f"a batch of {recipe.batch} does not hold whole graphs of {self.starts} starts ({near} does)"
+                f"a batch of {recipe.batch} does not hold whole graphs of {self.starts} starts (nearest: {near})"
             )
         row = torch.arange(self.task.length)
         where = [row] if self.starts == 1 else [row[: self.task.query_row], *[row[self.task.query_row :]] * self.starts]

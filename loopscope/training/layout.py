@@ -233,7 +233,7 @@ class AllStarts(NamedTuple):
         """As `Layout` says."""
         k, v = (part.transpose(2, 3) for part in self.pieces(kv).unflatten(-1, (2, heads, -1)).unbind(3))
         asked = q.unflatten(1, (self.graphs, -1)).unflatten(-1, (heads, -1)).transpose(2, 3)
-        seen = self.visible(q.device)[self.rows(self.tokens - 1)]
+        seen = self.visible(q.device)[self.shared + self.own - 1 :: self.own]  # by the last row of each start
         z = nnf.scaled_dot_product_attention(asked, k, v, attn_mask=seen)
         return z.transpose(2, 3).flatten(3).flatten(1, 2)
 
