@@ -264,6 +264,27 @@ def test_of_fresh_records_the_largest_is_shown() -> None:
         assert Evidence(fresh=fresh).of("parity")[BITS[0]] is whole
 
 
+def test_strings_in_fp32_stand_beside_those_in_fp16() -> None:
+    """At 600 bits 64 strings, of which the first half was counted in fp16; at 800 bits all; no counts at 605 bits."""
+    far = bands(range(500, 1001, 100), half=64)
+    far["right"][:, 0, 1, 10] = torch.tensor([40, 16])
+    right = torch.zeros(2, 21, 64, dtype=torch.uint8)
+    right[0, 10, :39], right[1, 10, :16] = 1, 1
+    first = torch.tensor([0], dtype=torch.int32)
+    exact = raw("parity-fp32", BITS[0], {"600": {"right": right, "first": first},
+                                         "605": {"right": right[:1], "first": first}})  # fmt: skip
+    made = section("parity", raw("parity", BITS[0], {"near": bands(range(5, 501, 6)), "far": far}), exact)
+    rows = rows_of(made.tables, "parity-0: Beyond 500 bits: fp32 beside fp16")
+    assert {name: (round(64 * row.estimate.value), row.n) for name, row in rows.items()} == {
+        "600 bits, native, fp32": (39, 64), "600 bits, native, fp16": (40, 64),
+        "600 bits, J, fp32": (16, 64), "600 bits, J, fp16": (16, 64), "605 bits, native, fp32": (39, 64),
+    }  # fmt: skip
+    (said,) = (said for said in made.text if "in fp32: native" in said)
+    assert f"native {100 * 39 / 64 / 21:.1f} % (" in said
+    alone = section("parity", raw("parity", BITS[0], {"near": bands(range(5, 501, 6))}), exact)
+    assert len(rows_of(alone.tables, "parity-0: Beyond 500 bits: fp32 beside fp16")) == 3
+
+
 def test_parts_of_parity_that_were_not_measured() -> None:
     only_heat = raw("parity", BITS[0], {"heat": heat(5)})
     unsteered = raw("parity", BITS[1], {"near": bands(range(1, 500, 9), (lambda n: 0.0 * n,))})
@@ -328,6 +349,18 @@ def test_pictures_take_the_colour_of_the_theme() -> None:
         assert len(svg) < 60_000
     assert "var(" not in alone(made.drawings.svg)
     assert "panel 30: 1-10 100.0, 11-20 100.0, 21-30 100.0." in made.description
+
+
+def test_insets_enlarge_the_corner_of_maps_that_have_it() -> None:
+    """A picture more for each such map, with the dots of its lengths and loops; smaller maps have none."""
+    panels: Mapping[str, Square] = {f"panel {n}": Square(np.eye(n), [*range(1, n + 1)]) for n in (59, 60, 64)}
+    plain, made = (loop_maps("maps", "t", "c", panels, 40, part) for part in (None, (54, 60)))
+    for without, svg in zip(plain.drawings[:2], made.drawings[:2], strict=True):
+        assert [each.count("<image ") for each in (without, svg)] == [3, 5]
+        assert svg.count("<use ") - without.count("<use ") >= 2 * 7
+        assert ">54</text>" in svg
+        assert ">54</text>" not in without
+    assert plain.description == made.description
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -267,6 +267,28 @@ def test_a_longer_fit_is_compared_with_the_short_one(at: Walks) -> None:
     assert gain.estimate.value == pytest.approx(float((at.clusters % 2 == 1)[at.kept].double().mean()))
     assert made[ACCURACY("by backbone")]["matched-final-0, J_two-long: two"].estimate.value == 1.0
     assert "matched-final, J_two-long: two" not in made[ACCURACY("by supervision")]  # only one of the two has it
+    # Nothing is left out of what the comparison says, and nothing is said of the backbone without a longer fit.
+    assert {name.partition(", ")[0] for name in made[LONGER]} == {"matched-final-0"}
+    assert {name.partition(", ")[2] for name in made[LONGER]} == {
+        "J_two", "J_two-long", "J_two-long - J_two",
+        *(f"J_{target}: {what}" for target in ("two", "two-long")
+          for what in ("read before F", "right after F, and before")),
+    }  # fmt: skip
+    assert made[LONGER]["matched-final-0, J_two-long"].estimate.value == 1.0
+    assert made[LONGER]["matched-final-0, J_two"].estimate.value == pytest.approx(1 - gain.estimate.value)
+
+
+def test_longer_fits_of_a_pair_are_compared(at: Walks) -> None:
+    """With the short fits final-only is worse in the odd graphs, with the long ones as good."""
+    half = torch.where(at.clusters % 2 == 0, at.ahead(2), at.current)
+    names = ("matched-final-0", "matched-stepwise-0")
+    found = {name: planted(at, two=[short], two_long=[at.ahead(2)])
+             for name, short in zip(names, (half, at.ahead(2)), strict=True)}  # fmt: skip
+    rows = rows_of(tables(found, {name: facts_of(name, {"two": 1, "two-long": 1}) for name in names}, TINY))[LONGER]
+    short, long = (rows[f"matched-final - matched-stepwise, seed 0, J_two{which}"] for which in ("", "-long"))
+    odd = float((at.clusters % 2 == 1)[at.kept].double().mean())
+    assert (short.estimate.value, long.estimate.value) == pytest.approx((-odd, 0.0))
+    assert short.estimate.high < 0
 
 
 # ---- baselines on the population of the paper ------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.experiments import parity_counts as counts_of
+from loopscope.experiments import parity_exact as exact_of
 from loopscope.experiments import parity_timing as timing_of
 from loopscope.experiments.parity_counts import QUICK, Counts, joined, measure, pieces, whole
 from loopscope.experiments.parity_lengths import at_exit
@@ -212,3 +213,47 @@ def test_grids_that_are_none(settings: dict[str, object], line: str) -> None:
         measure(backbone(), STEP, 0, **{"far": None, "heat": 0, "strings": 2, **settings})
     with pytest.raises(InputError, match="increasing"):
         counts_of.measure_bands(backbone(), STEP, [3, 3], 2, 0)
+
+
+# ---- single strings, in fp32 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 10**6], ids=["one at a time", "some together", "all together"])
+def test_single_strings_are_those_that_are_counted(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(counts_of.TOKENS, "cpu", tokens)
+    counted = counts_of.measure_bands(backbone(), STEP, [12], 6, base=5)["right"][:, :, 0]
+    found = counts_of.right_strings(backbone(), STEP, 12, range(6), base=5)
+    assert found.shape == (2, 21, 6)
+    assert torch.equal(found[..., :3].sum(-1), counted[:, 0])
+    assert torch.equal(found[..., 3:].sum(-1), counted[:, 1])
+    assert torch.equal(counts_of.right_strings(backbone(), STEP, 12, range(2, 5), base=5), found[..., 2:5])
+    assert torch.equal(counts_of.right_strings(backbone(), None, 12, range(6), base=5), found[:1])
+    assert 0 < int(found.sum()) < found.numel()
+
+
+def test_strings_in_pieces_are_those_of_one_go() -> None:
+    asked = {"strings": [[11, 0, 19], [14, 3, 5]]}
+    cuts = exact_of.pieces(asked)
+    assert [cut["strings"] for cut in cuts] == [[[11, 0, 8]], [[11, 8, 16]], [[11, 16, 19]], [[14, 3, 5]]]
+    at_once = exact_of.measure(backbone(), STEP, **asked)
+    joined_up = exact_of.whole([exact_of.measure(backbone(), STEP, **cut) for cut in cuts])
+    assert list(joined_up) == list(at_once) == ["11", "14"]
+    for length, found in at_once.items():
+        assert all(torch.equal(joined_up[length][name], each) for name, each in found.items())
+    assert at_once["14"]["first"].tolist() == [3]
+    assert torch.equal(at_once["14"]["right"], counts_of.right_strings(backbone(), STEP, 14, range(3, 5)))
+    assert sum(each["strings"][0][2] - each["strings"][0][1] for each in exact_of.pieces({})) == 3 * 128
+
+
+def test_strings_that_cannot_be_run_or_joined(refused: Refused) -> None:
+    for strings in ([[600, 4, 4]], [[600, 0]], [[600, 0, 8], [600, 8, 16]]):
+        assert refused(InputError, exact_of.pieces, {"strings": strings}) == (
+            f"strings are given as length, first, end, every length once, not {strings[-1]}"
+        )
+    assert refused(InputError, counts_of.right_strings, backbone(), None, 10, range(2)) == (
+        "neighbouring strings of more than 10 bits are asked for, not range(0, 2) of 10 bits"
+    )
+    apart = [exact_of.measure(backbone(), None, strings=[[11, first, first + 1]]) for first in (0, 2)]
+    assert refused(InputError, exact_of.whole, apart) == (
+        "strings of 11 bits from 2 on do not follow those before them"
+    )

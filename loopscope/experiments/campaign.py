@@ -86,8 +86,10 @@ def steps(
         if has_maps(name, cohort, experiment)
         for settings in experiment.settings(chosen.role(name), profile)
     ]
+    # A backbone of two cohorts is measured once: whatever maps it has are in one record.
+    once = {(step.experiment.name, step.backbone, repr(step.settings)): step for step in reversed(found)}
     rank = {"main": 0, "mechanism": 1, "other": 2}
-    return sorted(found, key=lambda step: rank[chosen.role(step.backbone)])
+    return sorted(reversed(once.values()), key=lambda step: rank[chosen.role(step.backbone)])
 
 
 def _trained(store: Store) -> dict[str, Artefact]:

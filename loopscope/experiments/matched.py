@@ -320,15 +320,25 @@ def _baselines(study: _Study) -> Table:
 
 
 def _longer(study: _Study) -> Table:
+    """Every map that was fitted for longer beside the one that was not: after F, before it, and within its pair."""
     rows = []
+    before, gaps = _before(study).rows, _pairs(study)
     for each in study.backbones:
         for target in (target for target in _targets([each]) if target.endswith(LONG)):
-            short = target.removesuffix(LONG)
-            if short in each.given:
-                gain = _difference(study.right(each, target), study.right(each, short), study.at)
-                name = f"{each.name}, {_called(target)} - {_called(short)}"
-                rows.append(Row(name, gain, int(study.at.kept.sum())))
-    return Table(LONGER, rows, "Paired differences, 95 % intervals over graphs.")
+            both = [name for name in (target.removesuffix(LONG), target) if name in each.given]
+            if len(both) == 2:
+                short, long = (study.right(each, name) for name in both)
+                names = [f"{each.name}, {_called(name)}" for name in both]
+                for name, right in zip(names, (short, long), strict=True):
+                    rows += _rows(name, [(right, study.at.kept)], study.at)
+                gain = _difference(long, short, study.at)
+                rows.append(Row(f"{names[1]} - {_called(both[0])}", gain, int(study.at.kept.sum())))
+                rows += [row for name in names for row in before if row.name.startswith(f"{name}: ")]
+    compared = {pair.target.removesuffix(LONG) for pair in gaps if pair.target.endswith(LONG)}
+    for pair in (pair for pair in gaps if pair.target.removesuffix(LONG) in compared):
+        rows.append(Row(f"{FINAL} - {STEPWISE}, seed {pair.seed}, {_called(pair.target)}", pair.gap, pair.n))
+    note = "Fits are averaged, differences paired; 95 % intervals over graphs.  Before F: what J alone reads out."
+    return Table(LONGER, rows, note)
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------

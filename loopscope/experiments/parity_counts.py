@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as nnf
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Int32, UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError
@@ -144,6 +144,27 @@ def measure_heat(
     return {"lengths": _int32(range(1, last + 1)), "strings": _int32([strings]), "right": torch.cat(found, 1)}
 
 
+def right_strings(
+    model: LoopedTransformer, step: TokenMap | None, length: int, strings: range, base: int = FAR_BASE
+) -> UInt8[Tensor, "conditions offsets strings"]:
+    """Whether single strings of one length are right (1) or not (0) at the loops t = n - 10, ..., n + 10, in fp32.
+
+    `strings` are numbers of those that `evaluation_bits` draws: strings that were counted in another precision can be
+    compared with these.  InputError for no strings, or a length with fewer loops before t = n.
+    """
+    if length <= REACH or not strings or strings.start < 0 or strings.step != 1:
+        raise InputError(
+            f"neighbouring strings of more than {REACH} bits are asked for, not {strings} of {length} bits"
+        )
+    together = max(1, _tokens(model) // ((length + 2) * (1 if step is None else 2)))
+    loops = range(length - REACH, length + REACH + 1)
+    found = []
+    for first in range(strings.start, strings.stop, together):
+        many = min(together, strings.stop - first)
+        found.append(_right_by_loop(model, step, [length], many, base, loops, "fp32", skipped=first)[:, :, 0])
+    return torch.cat(found, -1).transpose(0, 1).to(torch.uint8)
+
+
 # ---- pieces ----------------------------------------------------------------------------------------------------------
 
 
@@ -213,13 +234,17 @@ def _groups(
     lengths: Sequence[int], strings: int, model: LoopedTransformer, step: TokenMap | None
 ) -> Iterator[Sequence[int]]:
     """Neighbouring lengths that share a batch, as many as `TOKENS` allows for, at least one."""
-    allowed = TOKENS.get(next(model.parameters()).device.type, TOKENS["cpu"]) // (strings * (1 if step is None else 2))
+    allowed = _tokens(model) // (strings * (1 if step is None else 2))
     first = 0
     for end, n in enumerate(lengths):
         if first < end and (end + 1 - first) * (n + 2) > allowed:
             yield lengths[first:end]
             first = end
     yield lengths[first:]
+
+
+def _tokens(model: LoopedTransformer) -> int:
+    return TOKENS.get(next(model.parameters()).device.type, TOKENS["cpu"])
 
 
 @torch.no_grad()
@@ -231,15 +256,17 @@ def _right_by_loop(
     base: int,
     loops: range,
     precision: Precision,
+    skipped: int = 0,
 ) -> Bool[Tensor, "loops conditions lengths strings"]:
     """Whether each string is right after each of these loops, on the CPU; one pass, both conditions in turn.
 
     All strings are padded to the longest.  Attention is causal, so nothing behind the PAD that belongs to a string can
-    change its answer: it is the one of a batch of that length alone, up to float rounding.  InputError where a state is
-    no longer finite.
+    change its answer: it is the one of a batch of that length alone, up to float rounding.  `skipped`: so many strings
+    of each length come before the first one that is run.  InputError where a state is no longer finite.
     """
     device, longest = next(model.parameters()).device, lengths[-1]
-    bits = torch.cat([nnf.pad(evaluation_bits(n, strings, base), (0, longest - n)) for n in lengths])
+    drawn = (evaluation_bits(n, skipped + strings, base)[skipped:] for n in lengths)
+    bits = torch.cat([nnf.pad(each, (0, longest - each.shape[-1])) for each in drawn])
     own = torch.tensor(lengths).repeat_interleave(strings)
     batch = make_batch(bits, own, longest)
     size, answer = longest + 2, own[:, None] + torch.arange(2)  # the separator and one PAD: a string alone has no more

@@ -20,6 +20,7 @@ from loopscope.experiments import (
     learning,
     matched,
     parity_counts,
+    parity_exact,
     parity_lengths,
     selecting,
     switching,
@@ -28,6 +29,7 @@ from loopscope.experiments import (
 )
 from loopscope.experiments.records import Facts, Predictions, Record, Table
 from loopscope.experiments.subject import Subject
+from loopscope.maps import AffineMap
 from loopscope.store import Store
 from loopscope.training.recipes import map_recipe
 
@@ -38,7 +40,7 @@ PROFILES: tuple[Profile, ...] = ("quick", "paper")
 TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, INDEPENDENT, CROSSING, SWITCHING, MATCHED = (
     "trajectories", "targets", "two-calls", "eight-calls", "independent", "crossing", "switching", "matched"
 )  # fmt: skip
-LASTING, CONTINUATION, PARITY, CHAINS = "lasting", "continuation", "parity", "chains"
+LASTING, CONTINUATION, PARITY, PARITY_EXACT, CHAINS = "lasting", "continuation", "parity", "parity-fp32", "chains"
 SELECTING = "selecting"
 
 
@@ -65,13 +67,13 @@ class Cohort:
         """The names of its backbones, without `more_seeds`."""
         return [f"{recipe}-{seed}" for seed in self.seeds for recipe in self.recipes]
 
-    def chosen_for(self, experiment: Experiment) -> list[tuple[str, ...]]:
-        """The groups of `chosen_maps` that an experiment names among those it uses."""
     @property
     def every(self) -> list[str]:
         """The same with `more_seeds`."""
         return [f"{recipe}-{seed}" for seed in (*self.seeds, *self.more_seeds) for recipe in self.recipes]
 
+    def chosen_for(self, experiment: Experiment) -> list[tuple[str, ...]]:
+        """The groups of `chosen_maps` that an experiment names among those it uses."""
         used = [self.prefix + target for target in experiment.uses or ()]
         return [group for group in self.chosen_maps if not set(group).isdisjoint(used)]
 
@@ -97,6 +99,15 @@ COHORTS: Mapping[str, Cohort] = {
             ("matched-final", "matched-stepwise"),
             tuple(range(5)),
             ("matched-stay", "matched-one", "matched-two"),
+            prefix="matched-",
+        ),
+        Cohort(
+            "matched-long",
+            "the first of these pairs, whose maps are also fitted with 32,000 updates: is the gap one of time?",
+            ("matched-final", "matched-stepwise"),
+            (0,),
+            ("matched-stay", "matched-one", "matched-two", "matched-one-long", "matched-two-long"),
+            fits=(1,),
             prefix="matched-",
         ),
         Cohort("walkers", "requests of 1-8 steps, eight loops: how do they walk?", ("d8l8",), tuple(range(12))),
@@ -163,6 +174,15 @@ class Experiment:
     """The backbone that counts as the main one, by what was measured on all; None: the mechanism's rule decides."""
     apart: bool = False
     """Whether its maps are fitted by commands of their own: then it is done on backbones that have some."""
+    backbones: int | None = None
+    """On so many backbones of a cohort, see `Selection.first`; None: on all for which there are settings."""
+
+    def on(self, cohort: Cohort, chosen: Selection) -> list[str]:
+        """The backbones of a cohort that it is done on, as far as they are trained, in the order of seeds."""
+        every = cohort.every
+        return (
+            every if self.backbones is None else [each for each in every if each in chosen.first(self.backbones, every)]
+        )
 
 
 def _trajectories(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -174,15 +194,6 @@ def _everywhere(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{}]
 
 
-    backbones: int | None = None
-    """On so many backbones of a cohort, see `Selection.first`; None: on all for which there are settings."""
-
-    def on(self, cohort: Cohort, chosen: Selection) -> list[str]:
-        """The backbones of a cohort that it is done on, as far as they are trained, in the order of seeds."""
-        every = cohort.every
-        return (
-            every if self.backbones is None else [each for each in every if each in chosen.first(self.backbones, every)]
-        )
 def _mechanism_only(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{}] if role != "other" or profile == "paper" else []
 
@@ -195,6 +206,13 @@ def _eight_calls(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{"where": composition.INDEPENDENT}, {"where": composition.ORIGINAL}]
 
 
+def _independent(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    """Not on the main backbone, of which `eight-calls` keeps the answers."""
+    if role == "main":
+        return []
+    return [{}] if profile == "paper" else [{"graphs": QUICK_COUNTED}]
+
+
 def _crossing(role: Role, profile: Profile) -> list[dict[str, Any]]:
     confirmation = crossing.CONFIRMATION if role == "main" else "pairs-2608-receiver"
     return [{"confirmation": confirmation}] if role != "other" or profile == "paper" else []
@@ -205,13 +223,6 @@ def _switching(role: Role, profile: Profile) -> list[dict[str, Any]]:
         return []
     where = switching.WHERE if role == "main" else "switching-2608"
     return [{"where": where} if profile == "paper" else {"where": where, "graphs": QUICK_PARTS}]
-
-def _independent(role: Role, profile: Profile) -> list[dict[str, Any]]:
-    """Not on the main backbone, of which `eight-calls` keeps the answers."""
-    if role == "main":
-        return []
-    return [{}] if profile == "paper" else [{"graphs": QUICK_COUNTED}]
-
 
 
 def _lasting(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -231,6 +242,10 @@ def _parity(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [near if role == "main" else near | {"far": None}]
 
 
+def _paper_only(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    return [{}] if profile == "paper" else []
+
+
 def _chains(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{}] if profile == "paper" else [{"queries": QUICK_QUERIES, "cut": True}]
 
@@ -244,8 +259,16 @@ def _measure_continuation(subject: Subject, graphs: int | None = None) -> Predic
 
 def _measure_parity(subject: Subject, **grid: Any) -> Predictions:
     """Without J and, where there is one, with it."""
-    maps = subject.maps.get("parity-staged", [])
-    return parity_counts.measure(subject.model, maps[0] if maps else None, int(subject.name.rpartition("-")[2]), **grid)
+    return parity_counts.measure(subject.model, _staged(subject), int(subject.name.rpartition("-")[2]), **grid)
+
+
+def _measure_parity_exact(subject: Subject, **strings: Any) -> Predictions:
+    """The same, in fp32 and string by string."""
+    return parity_exact.measure(subject.model, _staged(subject), **strings)
+
+
+def _staged(subject: Subject) -> AffineMap | None:
+    return next(iter(subject.maps.get("parity-staged", [])), None)
 
 
 def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
@@ -271,6 +294,9 @@ QUICK_QUERIES = 64
 QUICK_GRAPHS = 64
 """Graphs of the eight-call strings in the quick profile, of 512."""
 
+QUICK_COUNTED = 16
+"""Graphs of the same strings on other backbones in the quick profile, of 512."""
+
 QUICK_PARTS = 8
 """Graphs of the costly switches (those outside ANSWER's row of layer 2) in the quick profile, of 512."""
 
@@ -294,9 +320,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             composition.measure_long, _eight_calls, ("one", "two"), composition.tables_long,
         ),
         Experiment(
-QUICK_COUNTED = 16
-"""Graphs of the same strings on other backbones in the quick profile, of 512."""
-
+            INDEPENDENT, "How much of composition is a matter of the backbone?", ("mechanism",),
+            independent.measure, _independent, ("one", "two"), independent.tables, raw=True,
+            backbones=independent.BACKBONES,
+        ),
+        Experiment(
             CROSSING, "What do attention patterns and head outputs carry from one run into another?", ("mechanism",),
             crossing.measure_all, _crossing, ("one",), crossing.tables,
         ),
@@ -305,7 +333,7 @@ QUICK_COUNTED = 16
             switching.measure, _switching, ("one", "two"), switching.tables,
         ),
         Experiment(
-            MATCHED, "Does supervision decide what the same map can reach?", ("matched",),
+            MATCHED, "Does supervision decide what the same map can reach?", ("matched", "matched-long"),
             matched.measure, _everywhere, None, notes=learning.notes,
         ),
         Experiment(
@@ -319,13 +347,13 @@ QUICK_COUNTED = 16
         ),
         Experiment(
             PARITY, "Does J improve parity beyond the trained lengths, or its timing?", ("parity",),
-        Experiment(
-            INDEPENDENT, "How much of composition is a matter of the backbone?", ("mechanism",),
-            independent.measure, _independent, ("one", "two"), independent.tables, raw=True,
-            backbones=independent.BACKBONES,
-        ),
             _measure_parity, _parity, ("parity-staged",), raw=True,
             pieces=Pieces(parity_counts.pieces, parity_counts.whole), lead=parity_lengths.gains_most,
+        ),
+        Experiment(
+            PARITY_EXACT, "Beyond 500 bits, do products in fp32 say what products in fp16 say?", ("parity",),
+            _measure_parity_exact, _paper_only, ("parity-staged",), raw=True,
+            pieces=Pieces(parity_exact.pieces, parity_exact.whole),
         ),
         Experiment(
             CHAINS, "Does J let chains of relations grow beyond the trained length?", ("relations",),
@@ -361,6 +389,10 @@ class Selection:
             return "other"
         return "main" if name == self.names[0] else "mechanism"
 
+    def first(self, count: int, names: Iterable[str]) -> list[str]:
+        """So many backbones: the chosen ones, then the first others in the order given, trained here or not."""
+        return [*self.names, *(name for name in names if name not in self.names)][:count]
+
 
 def select(walks: Mapping[str, trajectories.Trajectory], complete: bool = True) -> Selection:
     """Choose the mechanism backbones among native trajectories, given in the order of seeds, before any map is fitted.
@@ -383,7 +415,3 @@ def selection(records: Iterable[Record]) -> Selection:
     names = cohort.every
     walks = {name: trajectories.walk_of(known[name].predictions, known[name].facts) for name in names if name in known}
     return select(walks, complete=len(walks) == len(names))
-    def first(self, count: int, names: Iterable[str]) -> list[str]:
-        """So many backbones: the chosen ones, then the first others in the order given, trained here or not."""
-        return [*self.names, *(name for name in names if name not in self.names)][:count]
-

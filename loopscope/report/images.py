@@ -14,7 +14,20 @@ import numpy as np
 from jaxtyping import Float
 
 from loopscope.report.contents import Drawings, Figure, percent
-from loopscope.report.drawing import ALARM, HEAT, INK, PAPER, RAMP, WIDE, Canvas, canvas, check_some, draw, heading
+from loopscope.report.drawing import (
+    ALARM,
+    HEAT,
+    INK,
+    PAPER,
+    RAMP,
+    WIDE,
+    Axes,
+    Canvas,
+    canvas,
+    check_some,
+    draw,
+    heading,
+)
 
 
 @dataclass(frozen=True)
@@ -25,8 +38,19 @@ class Square:
     best: Sequence[int | None] = ()
 
 
-def loop_maps(name: str, title: str, caption: str, panels: Mapping[str, Square], last: int) -> Figure:
-    """Small multiples, two in a row, with the diagonal t = n and a dotted line at the length `last`."""
+def loop_maps(
+    name: str,
+    title: str,
+    caption: str,
+    panels: Mapping[str, Square],
+    last: int,
+    enlarged: tuple[int, int] | None = None,
+) -> Figure:
+    """Small multiples, two in a row, with the diagonal t = n and a dotted line at the length `last`.
+
+    `enlarged`: the lengths and loops from one to the other are shown once more in an inset, cell by cell, of maps that
+    have all of them.
+    """
     check_some(name, panels)
 
     def plot(width: int) -> Canvas:
@@ -35,17 +59,12 @@ def loop_maps(name: str, title: str, caption: str, panels: Mapping[str, Square],
         drawn = canvas(width, rows * (min(side, 250) + 48) + 12)
         grid = drawn.subplots(rows, 2, squeeze=False).flatten()
         for index, (axes, (label, panel)) in enumerate(zip(grid, panels.items(), strict=False)):
-            lengths, loops = panel.shares.shape
-            axes.imshow(panel.shares, cmap=RAMP, vmin=0, vmax=1, origin="lower", interpolation="none",
-                        extent=(0.5, loops + 0.5, 0.5, lengths + 0.5), aspect="equal")  # fmt: skip
-            axes.plot((0.5, min(lengths, loops) + 0.5), (0.5, min(lengths, loops) + 0.5), color=INK, linewidth=0.8)
-            if last < lengths:
+            _map(axes, panel, 1, 2.6)
+            if last < len(panel.shares):
                 axes.axhline(last, color=ALARM, linestyle=(0, (1, 2)), linewidth=1.3)
-            dots = [(loop, n) for n, loop in enumerate(panel.best, 1) if loop is not None]
-            axes.plot(*zip(*dots, strict=True) if dots else ([], []), "o", color=PAPER, markersize=2.6,
-                      markeredgecolor=HEAT, markeredgewidth=0.6)  # fmt: skip
+            if enlarged is not None and min(panel.shares.shape) >= enlarged[1]:
+                _inset(axes, panel, *enlarged, 5.0 if width == WIDE else 3.2)
             axes.set_title(heading(label, width, 2))
-            axes.spines[["top", "right"]].set_visible(True)
             axes.set_xlabel("loop t")
             if index % 2 == 0:
                 axes.set_ylabel("length n")
@@ -70,6 +89,34 @@ def loop_maps(name: str, title: str, caption: str, panels: Mapping[str, Square],
         return Drawings(_masked(svg, f"{name}-wide"), _masked(narrow, f"{name}-narrow"), pdf)
 
     return replace(figure, draw=masked)
+
+
+def _map(axes: Axes, panel: Square, first: int, size: float) -> None:
+    """The cells from length and loop `first` on, the diagonal, and a dot of this size at each best loop."""
+    shares = panel.shares[first - 1 :, first - 1 :]
+    lengths, loops = (first - 0.5 + each for each in shares.shape)
+    axes.imshow(shares, cmap=RAMP, vmin=0, vmax=1, origin="lower", interpolation="none",
+                extent=(first - 0.5, loops, first - 0.5, lengths), aspect="equal")  # fmt: skip
+    corner = min(lengths, loops)
+    axes.plot((first - 0.5, corner), (first - 0.5, corner), color=INK, linewidth=0.8)
+    dots = [(loop, n) for n, loop in enumerate(panel.best, 1) if loop is not None and min(n, loop) >= first]
+    axes.plot(*zip(*dots, strict=True) if dots else ([], []), "o", color=PAPER, markersize=size,
+              markeredgecolor=HEAT, markeredgewidth=0.6)  # fmt: skip
+    axes.spines[["top", "right"]].set_visible(True)
+
+
+def _inset(axes: Axes, panel: Square, first: int, last: int, size: float) -> None:
+    """Where loops are far fewer than bits, and nothing is right but by chance: some cells of the corner, larger."""
+    part = Square(panel.shares[:last, :last], [None if at is None or at > last else at for at in panel.best[:last]])
+    inset = axes.inset_axes((0.05, 0.52, 0.43, 0.43), facecolor=PAPER)
+    _map(inset, part, first, size)
+    inset.set_xticks((first, last))
+    inset.set_yticks([])
+    inset.tick_params(length=0, labelsize=8.5, pad=1.5, labelcolor=INK)
+    for spine in inset.spines.values():
+        spine.set_edgecolor(INK)
+    low, high = first - 0.5, last + 0.5
+    axes.plot((low, low, high, high, low), (low, high, high, low, low), color=INK, linewidth=0.8)
 
 
 def _masked(svg: str, prefix: str) -> str:
