@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,10 +24,11 @@ from loopscope.experiments.suite import (
     TRAJECTORIES,
 )
 from loopscope.report.composing import ASKED, composition_section
-from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
+from loopscope.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
 from loopscope.report.extrapolation import chains_section, continuation_section
 from loopscope.report.language import antonyms_section, iterations_section
 from loopscope.report.lasting import lasting_section
+from loopscope.report.ledger import asides, interval
 from loopscope.report.letters import letters_section
 from loopscope.report.mechanism import matched_section, mechanism_section
 from loopscope.report.parity import parity_section
@@ -84,20 +84,15 @@ def _spoken(evidence: Evidence) -> list[str]:
 
 
 def _ledger_row(verdict: Verdict) -> LedgerRow:
-    claim, each = verdict.claim, verdict.estimate
-    interval = ""
-    if each is not None and not math.isnan(each.low):
-        interval = f"[{percent(each.low)}, {percent(each.high)}]"
-        if "SD" in each.unit:
-            interval = f"± {percent(each.high - each.value)} SD over {each.n} {each.unit.split(',')[0]}s"
+    claim = verdict.claim
     origin = ""
     if verdict.fresh or verdict.stored:
         origin = NOW if not verdict.stored else STORED if not verdict.fresh else BOTH
     named = "" if claim.experiment in LANGUAGE else in_short(verdict.backbones)  # whose scale says which
     return LedgerRow(
         claim.id, claim.where, f"{claim.text} (holds if {claim.holds_if})", claim.paper, verdict.verdict, verdict.ours,
-        interval, verdict.n, named, verdict.scale, origin,
-        verdict.command, verdict.others,
+        interval(verdict), verdict.n, named, verdict.scale, origin, verdict.command,
+        asides(verdict), verdict.protocol or "", verdict.changed, verdict.numerics,
     )  # fmt: skip
 
 
