@@ -80,7 +80,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_map_of_the_code_is_complete() -> None:
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "loopscope").rglob("*.py") if p.name != "__init__.py"}
-    mapped = set(re.findall(r"\]\((loopscope/[^)]+\.py)\)", README))
+    page = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    mapped = set(re.findall(r"\]\(\.\./(loopscope/[^)]+\.py)\)", page))
     assert modules - mapped <= {"loopscope/errors.py"}
     assert mapped <= modules
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.experiments.claims import FAILS, HOLDS, decide, decided_by
+from loopscope.experiments.claims import HOLDS, decide, decided_by
 from loopscope.experiments.evidence import Evidence, in_short
 from loopscope.experiments.language import LANGUAGE, LETTERS
 from loopscope.experiments.language_tables import PAPER_READOUTS

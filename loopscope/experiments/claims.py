@@ -16,6 +16,8 @@ from loopscope.experiments.closeness import Label, changes, label_of, numerics
 from loopscope.experiments.evidence import Control, Evidence, Finding, Judge, scale
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
 from loopscope.experiments.language_names import model_of
+from loopscope.experiments.selecting import PREDICATE
+from loopscope.experiments.selecting_judge import select_native
 from loopscope.experiments.suite import (
     CHAINS,
     CONTINUATION,
@@ -23,6 +25,7 @@ from loopscope.experiments.suite import (
     EIGHT_CALLS,
     MATCHED,
     PARITY,
+    SELECTING,
     SWITCHING,
     TARGETS,
     TRAJECTORIES,
@@ -270,6 +273,10 @@ ROWS: tuple[Claim, ...] = (
     Claim(
         "iterate.strict", "H", "the same from starts that neither the backbone nor the map has seen",
         "no starts held out", "as iterate.continue", ITERATIONS, language_judges.continued("test"), kind="ours",
+    ),
+    Claim(
+        "select.native", "-", "J_k reaches its target for those k that the backbone's own loops show, not for others",
+        "not asked", PREDICATE, SELECTING, select_native, kind="ours",
     ),
 )  # fmt: skip
 """What the ledger has: the claims, then rows of ours."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from loopscope.experiments.closeness import rank
 from loopscope.experiments.evidence import Control, Evidence, Finding, Judge, at_least, at_most
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LETTERS
+from loopscope.experiments.language import ANTONYMS, HEADS, ITERATIONS, LETTERS, selection_of
 from loopscope.experiments.language_names import identity, parameters_of, site
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import depth_right, is_long, iterated, long_prompts, readout_right
@@ -53,6 +53,9 @@ CONTENT_CONTROLS = {"wrong loop": "E", "comparison pattern": "E", "comparison ou
 """What should not give the answer that the patch it is beside gives: E of patterns, D of outputs."""
 
 
+NOT_PASSED = "the search for these heads did not pass all of its steps"
+
+
 def _ranked(evidence: Evidence, records: Iterable[Record], patches: bool = True) -> list[Record]:
     """The closest to the published protocol first."""
     return sorted(records, key=lambda each: rank(each, evidence.lineage, patches))
@@ -68,14 +71,30 @@ def _told(findings: Iterable[Finding]) -> Finding | None:
 
 
 def _on_letters(test: str, judge: Callable[[Record], Finding]) -> Judge:
-    """A claim on one test of letters, which `judge` decides for one record; it is told where patches acted."""
+    """A claim on one test of letters, which `judge` decides for one record.
+
+    It is told where patches acted, and where the search for those heads did not pass all of its steps.
+    """
 
     def on_all(evidence: Evidence) -> Finding | None:
-        asked = [each for each in evidence.every(LETTERS) if test in each.predictions]
-        found = ((judge(each), site(each)) for each in _ranked(evidence, asked))
-        return _told(replace(said, ours=f"{said.ours} ({where})") if where else said for said, where in found)
+        every = evidence.every(LETTERS)
+        unpassed = {identity(each) for each in every if HEADS in each.predictions and not _passed(each)}
+
+        def judged(record: Record) -> Finding:
+            said, where = judge(record), site(record)
+            if not where:
+                return said
+            beside = (NOT_PASSED,) if identity(record) in unpassed else ()
+            return replace(said, ours=f"{said.ours} ({where})", beside=beside)
+
+        return _told(map(judged, _ranked(evidence, [each for each in every if test in each.predictions])))
 
     return on_all
+
+
+def _passed(search: Record) -> bool:
+    found = selection_of(search)
+    return found is not None and found.passed
 
 
 def _counted(row: Row) -> str:

@@ -105,8 +105,8 @@ def rate(
     """How often something is so among the instances that count, where these differ from fit to fit.
 
     Each fit's share is taken first, then their mean; graphs (`clusters`) are resampled.  `n` of the row is the number
-    of instances that count in the fit with the fewest.  Where fewer than two graphs count in some fit the row has no interval (NaN),
-    and where none does it has no value either.
+    of instances that count in the fit with the fewest.  Where fewer than two graphs count in some fit the row has no
+    interval (NaN), and where none does it has no value either.
     """
     counts = tally(hits, clusters, counted)
     n = int(counted.sum(1).min())

@@ -52,8 +52,8 @@ def asides(verdict: Verdict) -> list[str]:
     """What stands in the row beside its number: failed controls, remarks, what other records gave."""
     found = [*map(control, verdict.failed), *verdict.beside]
     for each in verdict.others:
-        fails = "".join(f"; {control(failed)}" for failed in each.failed)
-        found.append(f"{', '.join(each.models)}: {each.ours}, {each.verdict}{fails}")
+        more = "".join(f"; {said}" for said in (*map(control, each.failed), *each.beside))
+        found.append(f"{', '.join(each.models)}: {each.ours}, {each.verdict}{more}")
     return found
 
 
