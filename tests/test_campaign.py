@@ -106,6 +106,28 @@ def test_the_steps_of_a_store_the_main_backbone_first(store: Store) -> None:
     assert {step.cohort for step in found} == {cohort}
 
 
+def test_a_backbone_of_two_cohorts_is_measured_once_and_some_experiments_on_few_backbones(store: Store) -> None:
+    for seed in range(4):
+        with store.write(BACKBONE, {"recipe": {"name": "a"}, "seed": seed}):
+            pass
+    both = Cohort("toys", "", ("a",), (0, 1, 2, 3)), Cohort("again", "", ("a",), (1,))
+
+    def asked(role: Role, profile: str) -> list[dict[str, Any]]:
+        return [{"k": 1}, {"k": 2}]
+
+    every = Experiment("every", "?", ("toys", "again"), Measuring(None), asked)
+    found = steps(store, both, [every], Selection(("a-2",)), "paper")
+    assert [(step.backbone, step.settings["k"], step.cohort.name) for step in found] == [
+        (f"a-{seed}", k, "toys") for seed in (2, 0, 1, 3) for k in (1, 2)
+    ]
+    # Two of four: the chosen one and the first other, which need not be the first that is trained.
+    some = Experiment("some", "?", ("toys",), Measuring(None), asked, backbones=2)
+    found = steps(store, both, [some], Selection(("a-2",)), "paper")
+    assert list(dict.fromkeys(step.backbone for step in found)) == ["a-2", "a-0"]
+    missing = Cohort("toys", "", ("a",), (7, 0, 2))
+    assert {step.backbone for step in steps(store, [missing], [some], Selection(("a-2",)), "paper")} == {"a-2"}
+
+
 def test_an_experiment_is_left_out_where_maps_of_chosen_backbones_are_missing(store: Store) -> None:
     """One of the maps that it uses is enough; those that every backbone gets are not asked for."""
     keys = {}

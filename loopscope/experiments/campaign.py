@@ -87,9 +87,11 @@ def steps(
         for settings in experiment.settings(chosen.role(name), profile)
     ]
     # A backbone of two cohorts is measured once: whatever maps it has are in one record.
-    once = {(step.experiment.name, step.backbone, repr(step.settings)): step for step in reversed(found)}
+    once: dict[tuple[str, str, str], Step] = {}
+    for step in found:
+        once.setdefault((step.experiment.name, step.backbone, repr(step.settings)), step)
     rank = {"main": 0, "mechanism": 1, "other": 2}
-    return sorted(reversed(once.values()), key=lambda step: rank[chosen.role(step.backbone)])
+    return sorted(once.values(), key=lambda step: rank[chosen.role(step.backbone)])
 
 
 def _trained(store: Store) -> dict[str, Artefact]:

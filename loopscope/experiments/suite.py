@@ -103,10 +103,10 @@ COHORTS: Mapping[str, Cohort] = {
         ),
         Cohort(
             "matched-long",
-            "the first of these pairs, whose maps are also fitted with 32,000 updates: is the gap one of time?",
+            "the first of these pairs, its maps fitted once more with 32,000 updates: is the gap one of time?",
             ("matched-final", "matched-stepwise"),
             (0,),
-            ("matched-stay", "matched-one", "matched-two", "matched-one-long", "matched-two-long"),
+            ("matched-one-long", "matched-two-long"),
             fits=(1,),
             prefix="matched-",
         ),
