@@ -137,7 +137,7 @@ def keep(store: Store, kind: str, name: str, inputs: dict[str, str]) -> None:
         draft.json("history.json.xz", {})
         if kind == MAP:
             draft.json("adapter_config.json", {"of": name})
-            draft.json("adapter_model.safetensors", {})
+            draft.tensors("adapter_model.safetensors", {"b": torch.zeros(1)})
 
 
 def test_stages_are_found_backwards_from_the_weights(tmp_path: Path) -> None:
