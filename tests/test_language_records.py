@@ -223,7 +223,7 @@ def test_patches_at_the_last_loop_decide_before_a_larger_model_patched_elsewhere
     assert (found["letter.steer"].ours, found["letter.steer"].backbones) == ("5/256 -> 251/256", ("large",))
     (other,) = found["letter.rescue"].others
     assert (other.verdict, [each.row.name for each in other.failed]) == (HOLDS, ["wrong loop"])
-    assert control(other.failed[0]) == "control fails: wrong loop gives the answer in 157 of 256 (paper 0)"
+    assert control(other.failed[0]) == "control fails: wrong loop gives the answer in 157 of 256 (paper 0 of 256)"
     assert other.changed[0] == "patches in loops 2-4 (paper: in the last), so that the wrong loop is the next one"
     assert found["letter.controls"].verdict == HOLDS
     assert found["letter.steer"].changed[0].startswith("how the backbone was trained")

@@ -6,7 +6,7 @@ A claim is judged when all the backbones that it speaks of were measured, or as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from loopscope.experiments import composition, matched, targets, trajectories
@@ -290,6 +290,15 @@ class _Pairs:
         """Target accuracy of every backbone, by the name of its row."""
         return {row.name: row for row in matched.by_backbone(*self._answers).rows}
 
+    def controls(self, target: str) -> tuple[Control, ...]:
+        """What J alone reads out of final-only and of stepwise backbones: the target should come with F."""
+        found = matched.read_before(*self._answers, target)
+        named = {"matched-final": "final-only", "matched-stepwise": "stepwise"}
+        return tuple(
+            Control(replace(found[regime], name=f"J alone on {which} backbones"), MOST, "the target")
+            for regime, which in named.items()
+        )
+
     def pairs(self, target: str) -> list[matched.Pair]:
         """The gaps of one target."""
         return [pair for pair in matched.pairs(*self._answers) if pair.target == target]
@@ -321,7 +330,7 @@ def matched_one(evidence: Evidence) -> Finding | None:
     final, stepwise = map(mean_of, rows)
     ours = f"{percent(final.value)} vs {percent(stepwise.value)}"
     holds = at_least(stepwise.value, 0.99) and at_least(stepwise.value - final.value, 0.10)
-    return Finding(holds, ours, final, rows[0][0].n, found.records, of="final-only")
+    return Finding(holds, ours, final, rows[0][0].n, found.records, of="final-only", controls=found.controls("one"))
 
 
 def matched_two(evidence: Evidence) -> Finding | None:
@@ -334,4 +343,12 @@ def matched_two(evidence: Evidence) -> Finding | None:
     gap = mean_sd([pair.gap.value for pair in two]).estimate("pair")
     higher = sum(pair.gap.value > ROUNDING for pair in two)
     ours = f"{percent(final)} vs {percent(stepwise)}; higher in {higher} of {len(two)} pairs"
-    return Finding(higher == len(two), ours, gap, two[0].n, found.records, of="final-only minus stepwise")
+    return Finding(
+        higher == len(two),
+        ours,
+        gap,
+        two[0].n,
+        found.records,
+        of="final-only minus stepwise",
+        controls=found.controls("two"),
+    )

@@ -225,6 +225,18 @@ def by_backbone(found: Mapping[str, Predictions], facts: Mapping[str, Facts], wh
     return _accuracy(study, study.singles, "by backbone")
 
 
+def read_before(
+    found: Mapping[str, Predictions], facts: Mapping[str, Facts], target: str, where: str = WHERE
+) -> dict[str, Row]:
+    """By supervision, how often the target of a map is read before F: what J alone does."""
+    study = _study(found, facts, where)
+    cases = {
+        regime: [(study.right(each, target + BEFORE), study.at.kept) for each in members]
+        for regime, members in study.regimes.items()
+    }
+    return {regime: _rows("read before F", each, study.at)[0] for regime, each in cases.items()}
+
+
 def _accuracy(study: _Study, groups: _Groups, what: str, paper: bool = False) -> Table:
     rows = []
     for group, members in groups.items():

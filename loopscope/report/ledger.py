@@ -13,6 +13,9 @@ from loopscope.experiments.closeness import CHANGED
 from loopscope.experiments.evidence import Control
 from loopscope.experiments.records import percent
 
+COUNTED = 1e-6
+"""A share times n is a count up to float rounding."""
+
 
 def summary(verdicts: Iterable[Verdict]) -> str:
     """How many of the paper's claims hold, and not, at its own protocol and at a changed one."""
@@ -41,19 +44,25 @@ def interval(verdict: Verdict) -> str:
 def control(each: Control) -> str:
     """A failed control: what it gives, beside the paper's."""
     row = each.row
-    count = f"{round(row.estimate.value * row.n):,} of {row.n:,}"
-    paper = "" if row.paper is None else f" (paper {round(row.paper * row.n):,})"
+    paper = "" if row.paper is None else f" (paper {_times(row.paper, row.n)})"
+    count = _times(row.estimate.value, row.n)
     if each.keeps:
         return f"control fails: the same at {row.name} leaves {count}{paper}"
     return f"control fails: {row.name} gives {each.gives} in {count}{paper}"
+
+
+def _times(share: float, n: int) -> str:
+    """How often, as a count where it is one; a mean over fits or backbones is told in per cent."""
+    count = round(share * n)
+    return f"{count:,} of {n:,}" if abs(share * n - count) < COUNTED else f"{percent(share)} %"
 
 
 def asides(verdict: Verdict) -> list[str]:
     """What stands in the row beside its number: failed controls, remarks, what other records gave."""
     found = [*map(control, verdict.failed), *verdict.beside]
     for each in verdict.others:
-        more = "".join(f"; {said}" for said in (*map(control, each.failed), *each.beside))
-        found.append(f"{', '.join(each.models)}: {each.ours}, {each.verdict}{more}")
+        fails = "".join(f"; {control(failed)}" for failed in each.failed)
+        found.append(f"{', '.join(each.models)}: {each.ours}, {each.verdict}{fails}")
     return found
 
 
