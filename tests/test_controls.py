@@ -30,6 +30,7 @@ from loopscope.training.recipe import ControlFit, MapRecipe, WalkFit
 from loopscope.training.recipes import backbone_recipe, map_recipe
 from loopscope.zoo import find, open_zoo
 from tests.test_objectives import check_step, shaken_maps, shaken_models
+from tests.tiny import tiny_map
 from tests.toys import CPU, graphs_and_starts, toy_map, toy_walk, update_of
 
 TASK = GraphWalk(6)
@@ -111,9 +112,11 @@ def test_a_control_is_fitted_by_its_definition(block: str, rows: str, starts: st
 
 
 def test_j_without_f_is_read_at_once() -> None:
-    model, step = backbone(), new_map(toy_map(), 16, 1)
-    h = torch.randn(5, 23, 16)
-    assert torch.equal(steered_logits(h, step, "all", model, None), model.read(step(h)[:, 22]))
+    model, step = backbone(), tiny_map(1)
+    cohort, h = Cohort(model.config, frozen(model, CPU)), torch.randn(5, 23, 16)
+    found = steered_logits(h, Runs(23), step, "all", cohort, None)
+    torch.testing.assert_close(found, model.read(step(h)[:, 22]))
+    assert not torch.allclose(found, model.read(h[:, 22]), atol=0.1)
     assert block_of("none", model, None) is None
 
 
@@ -139,7 +142,7 @@ def test_rows_that_j_does_not_act_on_enter_the_block_bit_by_bit(rows: str, start
     shaken_maps(recipe, objective.stack, 16)
     h, _ = objective._states(*all_starts(population("tiny-test").graphs[:2]), objective.exact)
     mapped = objective._mapped(h[None])[0]
-    for place, row in enumerate(objective.row_of.tolist()):
+    for place, row in enumerate(objective.layout(12).row_of):
         assert torch.equal(mapped[:, place], h[:, place]) is (row not in ROWS[rows])
 
 
@@ -165,7 +168,7 @@ def test_graphs_with_all_their_starts_are_computed_as_if_alone(kind: str) -> Non
     found = layout.pieces(cohort.settle(cohort.call(State(layout.pack(pieces)), layout)))[0]
     whole = model.call(h)
     for row in range(23):
-        each = found[:, layout.rows(row)].flatten(0, 1)
+        each = found[:, torch.tensor(layout.row_of) == row].flatten(0, 1)
         torch.testing.assert_close(each, whole[::6, row] if row < 19 else whole[:, row], rtol=1e-4, atol=1e-5)
     last = cohort.read_row(cohort.call(State(layout.pack(pieces)), layout, last_row=True), 1, 0)[0]
     torch.testing.assert_close(last, model.read(whole[:, -1]), rtol=1e-4, atol=1e-4)

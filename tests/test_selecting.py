@@ -66,7 +66,7 @@ def tiny_subject(**maps: list[AffineMap]) -> Subject:
 
 def test_counts_are_those_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two fits of one map, one of others, by plain runs; six nodes, so that five hops ahead is the node itself."""
-    monkeypatch.setattr(selecting, "AT_ONCE", 50)
+    monkeypatch.setattr(selecting, "AT_ONCE", 10)
     names = {"hops-1": [1, 2], "hops-minus1-permuted": [3], "brief-hops-1-none": [4], "hops-1-answer": [5]}
     maps = {name: [shaken(seed) for seed in seeds] for name, seeds in names.items()}
     subject = tiny_subject(**maps)

@@ -28,13 +28,15 @@ from loopscope.experiments.records import Facts, Predictions, Row, Table
 from loopscope.experiments.subject import Subject, Walks, instances
 from loopscope.experiments.trajectories import Trajectory
 from loopscope.stats import Tally, cluster_bootstrap
-from loopscope.tasks.graph_walk import distinct, start_for, walk
+from loopscope.tasks.graph_walk import GraphWalk, distinct, start_for, walk
+from loopscope.training.cohort import Cohort, frozen
 from loopscope.training.controls import block_of, other_task, steered_logits
 from loopscope.training.hops import BUDGETS, CONTROLS, HOPS, Budget, Control
+from loopscope.training.layout import AllStarts
 
 WHERE = "confirmation"
-AT_ONCE = 256
-"""Instances that are run at a time."""
+AT_ONCE = 64
+"""Graphs that are run at a time, each with all of its starts."""
 
 SEED = 2026111801
 MOST_RANDOM = 0.20
@@ -73,45 +75,55 @@ def measure(subject: Subject, where: str = WHERE) -> Predictions:
 
     InputError for a subject without any of these maps.
     """
-    found: Predictions = {}
+    there = {
+        control.target(k, budget): (control, budget, k)
+        for budget, control, k in product(BUDGETS, CONTROLS, HOPS)
+        if control.target(k, budget) in subject.maps
+    }
+    if not there:
+        raise InputError(f"{subject.name} has no map for some number of hops, such as {TARGETS[0]} or {TARGETS[-1]}")
     at = counted_walks(where, subject.depth, subject.device)
     graphs, labels = at.clusters.to(at.kept.device)[at.kept], torch.stack([ahead(at, k) for k in HOPS])[:, at.kept]
-    for control in CONTROLS:
-        there = {
-            control.target(k, budget): (budget, k)
-            for budget, k in product(BUDGETS, HOPS)
-            if control.target(k, budget) in subject.maps
-        }
-        for name, nodes in _answers(subject, at.tokens[at.kept], control, list(there)).items() if there else ():
-            budget, k = there[name]
-            which = nodes[:, None] == labels  # fits, hops, instances
-            right = [graphs[hit].bincount(minlength=at.many) for hit in which[:, HOPS.index(k)]]
-            answers = which.sum(-1)
-            told = found.setdefault(place(where, budget), {})
-            told[f"{name} right"] = torch.stack(right).to(torch.uint8).cpu()
-            told[f"{name} answers"] = torch.cat([answers, (len(graphs) - answers.sum(1))[:, None]], 1).int().cpu()
-    if not found:
-        raise InputError(f"{subject.name} has no map for some number of hops, such as {TARGETS[0]} or {TARGETS[-1]}")
+    found: Predictions = {}
+    for name, nodes in _answers(subject, at, {name: control for name, (control, _, _) in there.items()}).items():
+        _, budget, k = there[name]
+        which = nodes[:, None, at.kept] == labels  # fits, hops, instances
+        right = [graphs[hit].bincount(minlength=at.many) for hit in which[:, HOPS.index(k)]]
+        answers = which.sum(-1)
+        told = found.setdefault(place(where, budget), {})
+        told[f"{name} right"] = torch.stack(right).to(torch.uint8).cpu()
+        told[f"{name} answers"] = torch.cat([answers, (len(graphs) - answers.sum(1))[:, None]], 1).int().cpu()
     return found
 
 
 @torch.no_grad()
-def _answers(
-    subject: Subject, tokens: Int[Tensor, "n tokens"], control: Control, targets: list[str]
-) -> dict[str, Int[Tensor, "fits n"]]:
-    """The nodes that every map of these targets answers under a control."""
-    model, artefact = subject.model, other_task(control.block)
-    other = None if artefact is None else load_backbone(artefact).to(subject.device)
-    block = block_of(control.block, model, other)
-    found: dict[str, list[Tensor]] = {name: [] for name in targets}
-    for part in tokens.split(AT_ONCE):
-        h = model.embed(part)
+def _answers(subject: Subject, at: Walks, asked: Mapping[str, Control]) -> dict[str, Int[Tensor, "fits n"]]:
+    """The nodes that the maps of every target answer under its control, for all starts of all graphs.
+
+    The starts of a graph share what they have in common, and all maps share h_L.
+    """
+    model, task = subject.model, GraphWalk(subject.model.config.classes)
+    backbone = Cohort(model.config, frozen(model, subject.device))
+    blocks = {kind: _block(kind, subject) for kind in dict.fromkeys(control.block for control in asked.values())}
+    found: dict[str, list[Tensor]] = {name: [] for name in asked}
+    for part in at.tokens.split(AT_ONCE * task.nodes):
+        layout = AllStarts(task, len(part) // task.nodes)
+        state = backbone.embed(part[None], layout)
         for _ in range(subject.loops):
-            h = model.call(h)
-        for name in targets:
-            logits = [steered_logits(h, step, control.rows, model, block) for step in subject.maps[name]]
+            state = backbone.call(state, layout)
+        h = layout.pieces(backbone.settle(state))[0]
+        for name, control in asked.items():
+            block = blocks[control.block]
+            logits = [steered_logits(h, layout, step, control.rows, backbone, block) for step in subject.maps[name]]
             found[name].append(torch.stack(logits).argmax(-1))
     return {name: torch.cat(pieces, 1) for name, pieces in found.items()}
+
+
+def _block(kind: str, subject: Subject) -> Cohort | None:
+    """What follows J, ready to run; None for nothing."""
+    artefact = other_task(kind)
+    model = block_of(kind, subject.model, None if artefact is None else load_backbone(artefact))
+    return None if model is None else Cohort(model.config, frozen(model, subject.device))
 
 
 def place(where: str, budget: Budget) -> str:

@@ -32,7 +32,8 @@ from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer
 from loopscope.store import Artefact
 from loopscope.tasks.graph_walk import GraphWalk
-from loopscope.training.cohort import Cohort, frozen
+from loopscope.training.cohort import Cohort, State, frozen
+from loopscope.training.layout import AllStarts, Runs
 from loopscope.training.recipe import ControlFit, MapRecipe
 from loopscope.training.walks import WalkFits
 from loopscope.zoo import find, open_zoo
@@ -90,14 +91,17 @@ def acted_on(rows: str, task: GraphWalk) -> Bool[Tensor, " T"]:
 
 
 def steered_logits(
-    h: Float[Tensor, "B T d"], step: AffineMap, rows: str, backbone: LoopedTransformer, block: LoopedTransformer | None
-) -> Float[Tensor, "B nodes"]:
-    """What is read at ANSWER after J on some rows and one call of the block: the definition, for one map."""
+    h: Float[Tensor, "P R d"], layout: Runs | AllStarts, step: AffineMap, rows: str, backbone: Cohort,
+    block: Cohort | None,
+) -> Float[Tensor, "examples nodes"]:  # fmt: skip
+    """What is read at ANSWER after J on some rows and one call of the block, from states h in pieces of a layout."""
     task = GraphWalk(backbone.config.classes)
-    mapped = torch.where(acted_on(rows, task).to(h.device)[:, None], step(h), h)
+    row = torch.tensor(layout.row_of, device=h.device)
     if block is None:
-        return backbone.read(mapped[:, task.answer_row])
-    return block.read(block.call(mapped)[:, task.answer_row])[:, : task.nodes]
+        return backbone.read(step(h[:, row == task.answer_row]).flatten(0, 1)[None])[0]
+    mapped = torch.where(acted_on(rows, task).to(h.device)[row, None], step(h), h)
+    state = block.call(State(layout.pack(mapped[None])), layout, last_row=True)
+    return block.read_row(state, 1, 0)[0, :, : task.nodes]
 
 
 class ControlFits(WalkFits):
@@ -120,12 +124,10 @@ class ControlFits(WalkFits):
             raise InputError(
                 f"a batch of {recipe.batch} does not hold whole graphs of {self.starts} starts (nearest: {near})"
             )
-        row = torch.arange(self.task.length)
-        where = [row] if self.starts == 1 else [row[: self.task.query_row], *[row[self.task.query_row :]] * self.starts]
-        self.row_of = torch.cat(where)  # what each row of a piece is
+        row = torch.tensor(self.layout(recipe.batch).row_of)
         self.rows = recipe.data.rows
-        self.mask = acted_on(recipe.data.rows, self.task)[self.row_of, None].to(device)
-        self.answers = (self.row_of == self.task.answer_row).nonzero().flatten().to(device)
+        self.mask = acted_on(recipe.data.rows, self.task)[row, None].to(device)
+        self.answers = (row == self.task.answer_row).nonzero().flatten().to(device)
         self.block = block_of(recipe.data.block, backbone, other)
         if recipe.data.block not in (TRAINED, NONE):
             assert self.block is not None

@@ -86,6 +86,11 @@ class Runs(NamedTuple):
         """As `Layout` says."""
         return ops.answer_attention(q, kv, self.tokens, heads)
 
+    @property
+    def row_of(self) -> list[int]:
+        """Which row of its example each row of a piece is; here a piece is an example."""
+        return list(range(self.tokens))
+
     def pieces(self, x: Float[Tensor, "S M c"]) -> Float[Tensor, "S B T c"]:
         """The rows of each example."""
         return x.unflatten(1, (-1, self.tokens))
@@ -179,11 +184,10 @@ class AllStarts(NamedTuple):
         """How many rows an example has for itself."""
         return self.task.length - self.task.query_row
 
-    def rows(self, row: int) -> list[int]:
-        """Where this row of the examples lies in a piece: once, or once for each start."""
-        if row < self.shared:
-            return [row]
-        return [row + self.own * start for start in range(self.task.nodes)]
+    @property
+    def row_of(self) -> list[int]:
+        """Which row of its example each row of a piece is."""
+        return [*range(self.shared), *[*range(self.shared, self.tokens)] * self.task.nodes]
 
     def embed(
         self,
