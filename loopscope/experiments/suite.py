@@ -179,10 +179,10 @@ class Experiment:
 
     def on(self, cohort: Cohort, chosen: Selection) -> list[str]:
         """The backbones of a cohort that it is done on, as far as they are trained, in the order of seeds."""
-        every = cohort.every
-        return (
-            every if self.backbones is None else [each for each in every if each in chosen.first(self.backbones, every)]
-        )
+        if self.backbones is None:
+            return cohort.every
+        first = chosen.first(self.backbones, cohort.every)
+        return [name for name in cohort.every if name in first]
 
 
 def _trajectories(role: Role, profile: Profile) -> list[dict[str, Any]]:
