@@ -108,8 +108,8 @@ def test_cohorts_are_made_by_recipes_that_exist() -> None:
     for name in COHORTS["matched-long"].maps:  # the maps of the cohort before it, but for the number of updates
         long, short = map_recipe(name), map_recipe(name.removesuffix("-long"))
         assert (long.stages[0].updates, short.stages[0].updates) == (32_000, 8_000)
-        same = {"name": short.name, "about": short.about, "stages": short.stages, "deviations": short.deviations}
-        assert replace(long, **same) == short
+        named = replace(long, name=short.name, about=short.about, deviations=short.deviations)
+        assert replace(named, stages=short.stages) == short
     assert COHORTS["eight"].backbones == [f"n8-d8l8-{seed}" for seed in range(100, 112)]
     assert (COHORTS["eight"].maps, COHORTS["eight"].fits) == (("continue16",), (1, 2))
     assert COHORTS["parity"].backbones == [f"parity-{seed}" for seed in range(3)]
