@@ -159,6 +159,20 @@ def test_verdicts_are_counted(report: Report) -> None:
     assert found == [("4", "claims hold"), ("1", "claim does not hold"), ("1", "claim not run")]
 
 
+def test_a_changed_protocol_is_counted_apart_and_rows_of_ours_are_not() -> None:
+    rows = [
+        LedgerRow("a", "3", "c", "1", "holds", protocol="published"),
+        LedgerRow("b", "3", "c", "1", "holds", protocol="changed", changed=["8 loops"], numerics=["in <fp16>"]),
+        LedgerRow("c", "3", "c", "1", "holds", protocol="published", counted=False),
+    ]
+    made = html(Report("T", [], [], rows))
+    (tally,) = re.findall(r'<ul class="tally".*?</ul>', made)
+    assert re.findall(r"<strong>(\d+)</strong>", tally) == ["1", "0", "0"]
+    assert re.findall(r'<span class="side">(.*?)</span>', tally) == ["and 1 at a changed protocol"]
+    assert "<summary>changed (1)</summary><ul><li>8 loops</li></ul>" in made
+    assert "<li>in &lt;fp16&gt;</li>" in made
+
+
 def test_costs_are_summed_over_what_counts(page: Reader) -> None:
     *_, last = page.tables[-1]
     assert last == ["all steps", "1 min 40 s", "75,093", "525,653", "7.0×"]  # noqa: RUF001

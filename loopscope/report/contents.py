@@ -17,6 +17,7 @@ from loopscope.experiments import records
 from loopscope.experiments.records import Row, Table
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
+CHANGED = "changed"
 VERDICTS = (HOLDS, FAILS, NOT_RUN)
 
 NOW, STORED, BOTH = "recomputed now", "results/", "recomputed now and results/"
@@ -109,6 +110,7 @@ class LedgerRow:
     `where` is the paper's section; `n` counts instances.
     `asides` stand beside the number: failed controls, remarks, what models gave that the verdict does not rest on.
     `protocol` is the label of how it was measured, `changed` what it differs in, `numerics` what changes no label.
+    A row that is not `counted` is no claim of the paper.
     """
 
     id: str
@@ -127,6 +129,7 @@ class LedgerRow:
     protocol: str = ""
     changed: Sequence[str] = ()
     numerics: Sequence[str] = ()
+    counted: bool = True
 
     def __post_init__(self) -> None:
         """InputError for a verdict or an origin that does not exist."""

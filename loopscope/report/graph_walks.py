@@ -92,7 +92,7 @@ def _ledger_row(verdict: Verdict) -> LedgerRow:
     return LedgerRow(
         claim.id, claim.where, f"{claim.text} (holds if {claim.holds_if})", claim.paper, verdict.verdict, verdict.ours,
         interval(verdict), verdict.n, named, verdict.scale, origin, verdict.command,
-        asides(verdict), verdict.protocol or "", verdict.changed, verdict.numerics,
+        asides(verdict), verdict.protocol or "", verdict.changed, verdict.numerics, claim.kind == "paper",
     )  # fmt: skip
 
 

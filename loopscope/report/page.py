@@ -17,7 +17,19 @@ from itertools import count
 from pathlib import Path
 
 from loopscope.files import make_folder, reporting, sync_folder, write_synced
-from loopscope.report.contents import COST, FAILS, HOLDS, LEDGER, MAIN, NOT_RUN, Figure, LedgerRow, Report, Section
+from loopscope.report.contents import (
+    CHANGED,
+    COST,
+    FAILS,
+    HOLDS,
+    LEDGER,
+    MAIN,
+    NOT_RUN,
+    Figure,
+    LedgerRow,
+    Report,
+    Section,
+)
 from loopscope.report.tables import costs, ledger, numbers, sentence, verdict, words
 
 PLURAL = {HOLDS: "claims hold", FAILS: "claims do not hold", NOT_RUN: "claims not run"}
@@ -99,15 +111,18 @@ def _contents(report: Report) -> str:
 
 
 def _tally(rows: Sequence[LedgerRow]) -> str:
-    """How many claims there are of each verdict, at a glance."""
+    """How many claims of the paper there are of each verdict, at a glance; apart, those at a changed protocol."""
     if not rows:
         return ""
-    found = Counter(row.verdict for row in rows)
-    items = (
-        f"<li><strong>{found[each]}</strong>{verdict(each, f'claim {each}' if found[each] == 1 else said)}</li>"
-        for each, said in PLURAL.items()
-    )
-    return f'<ul class="tally" aria-label="Claims of the paper, by verdict">{"".join(items)}</ul>'
+    found = Counter((row.verdict, row.protocol == CHANGED) for row in rows if row.counted)
+
+    def item(each: str, said: str) -> str:
+        count, changed = found[each, False], found[each, True]
+        aside = f'<span class="side">and {changed} at a changed protocol</span>' if changed else ""
+        return f"<li><strong>{count}</strong>{verdict(each, f'claim {each}' if count == 1 else said)}{aside}</li>"
+
+    items = "".join(item(*each) for each in PLURAL.items())
+    return f'<ul class="tally" aria-label="Claims of the paper, by verdict">{items}</ul>'
 
 
 def _section_of(anchor: str, title: str, *parts: str) -> str:
@@ -157,7 +172,9 @@ def _claims(rows: Sequence[LedgerRow], tables: Iterator[int]) -> str:
         return ""
     said = (
         "Each claim was fixed, with the condition under which it holds, before our backbones were measured. One that "
-        "does not hold is a finding."
+        "does not hold is a finding. Which record decides is fixed by how close it is to the published protocol: "
+        "published at its size, scaled to a smaller model, or changed, with a list of what was. A control that fails "
+        "stands in the row of its effect. The last rows are ours, and are not counted among the paper's claims."
     )
     return _section_of(LEDGER, "Claims", f"<p>{said}</p>", ledger(rows, next(tables)))
 

@@ -98,9 +98,9 @@ def ledger(rows: Sequence[LedgerRow], number: int) -> str:
             _cell(verdict(row.verdict) + _sides([row.protocol] if row.protocol else [])),
             _name(f'{claim} <span class="side">Section {words(row.where)}</span>'),
             _cell(words(row.paper), label="paper"),
-            _cell(words(row.ours) + interval + _sides(row.asides), label="ours"),
+            _cell(words(row.ours) + interval + _sides(row.asides) + _protocol(row), label="ours"),
             _cell("" if row.n is None else f"{row.n:,}", number=True, label="n"),
-            _cell(words(row.seeds) + side + _protocol(row), label="measured on"),
+            _cell(words(row.seeds) + side, label="measured on"),
             _cell(f"<code>{escape(row.command)}</code>" if row.command else "", label="command"),
             anchor=f"claim-{row.id}",
         )
