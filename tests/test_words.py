@@ -13,9 +13,10 @@ from loopscope.errors import InputError
 from loopscope.lm import letters
 from loopscope.lm.asking import asked
 from loopscope.lm.folders import load
+from loopscope.lm.general_text import CHUNK, chunks, read
 from loopscope.lm.letter_pairs import SETS, check_aligned, pairs
 from loopscope.lm.letter_tests import answer_tokens
-from loopscope.lm.letter_training import lookups
+from loopscope.lm.letter_training import held, lookups, retold
 from loopscope.lm.text import Tokenizer, load_tokenizer
 from loopscope.lm.tuning.words import UNKNOWN, write_words
 from tests.test_cli import loopscope
@@ -63,6 +64,27 @@ def test_answers_are_found_in_texts_to_learn_from(words: Tokenizer) -> None:
         text += before + answer
     ((ids, firsts),) = words.encode_with_places([text], [places])
     assert [ids[first] for first in firsts if first is not None] == [words.encode(name)[0] for _, name in found.turns]
+
+
+def test_rules_are_told_again_about_graphs_that_nobody_is_asked_about(words: Tokenizer) -> None:
+    for number in range(20):
+        rules = retold(number).split("\n")
+        edges = {(line.split()[0], line.split()[-1].rstrip(".")) for line in rules}
+        assert (len(rules), len(edges), len({giver for giver, _ in edges})) == (80, 10, 10)
+        assert tuple(sorted(edges)) not in held()
+        assert all(len({line.split()[0] for line in rules[start : start + 10]}) == 10 for start in range(0, 80, 10))
+        assert len(chunks(retold(number), words.encode)) == 80 * 8 // CHUNK == 1
+
+
+def test_rules_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert loopscope(capsys, "lm", "rules", "--out", "rules.jsonl", "--count", "3")[0] == 0
+    assert read([tmp_path / "rules.jsonl"]).documents == (retold(0), retold(1), retold(2))
+    for wrong in (["rules.jsonl"], ["rules.txt"], ["new.jsonl", "--count", "0"]):
+        code, out, err = loopscope(capsys, "lm", "rules", "--out", *wrong)
+        assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 def test_what_is_no_word_is_unknown_and_bytes_are_always_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -88,6 +89,23 @@ def lm_new(
     if as_json:
         return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})
     print(f"{out}: like {like}, {count:,} weights, {loops} loops, boundary {boundary}, seed {seed}")
+
+
+@lm_app.command("rules")
+def lm_rules(
+    out: Annotated[Path, typer.Option(help="The file to write, .jsonl; it must not exist.")],
+    count: Annotated[int, typer.Option(help="Texts.")] = 676,
+) -> None:
+    """Write the rules of letter-walk graphs, told again and again, as general text that looking up is learned from."""
+    from loopscope.files import write_synced
+    from loopscope.lm.letter_training import retold
+
+    parent_of(out)
+    if out.exists() or out.suffix != ".jsonl" or count < 1:
+        raise InputError(f"{out} must be a new file, .jsonl, and texts at least 1, not {count}")
+    lines = (json.dumps({"text": retold(number)}) for number in range(count))
+    write_synced(out, "".join(f"{line}\n" for line in lines).encode())
+    print(f"{out}: {count:,} texts")
 
 
 @lm_app.command("keep")

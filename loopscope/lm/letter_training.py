@@ -1,9 +1,9 @@
-"""What letter-walk models are trained on: questions, and long texts full of look-ups.
+"""What letter-walk models are trained on: questions, long texts full of look-ups, and rules told again and again.
 
 `training` gives the questions of an update; `adaptation` texts in which one set of rules is followed by many questions
-with their answers, so that every token can be learned from and looking a name up is learned first.  No graph of `held`
-occurs in either.  The reference study held out only the graphs of `letters.evaluation`; those of its pairs could occur
-in training.
+with their answers, so that every token can be learned from and looking a name up is learned first; `retold` rules
+alone, in which a taker can be looked up every eight tokens.  No graph of `held` occurs in any.  The reference study
+held out only the graphs of `letters.evaluation`; those of its pairs could occur in training.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from loopscope.errors import InputError
 from loopscope.lm.letter_pairs import SETS, pairs
 from loopscope.lm.letters import (
     NAMES,
+    RULE,
     TRAIN_TEMPLATES,
     Held,
     Letter,
@@ -26,6 +27,7 @@ from loopscope.lm.letters import (
     evaluated,
     prompt,
     question,
+    shuffled,
 )
 
 
@@ -46,7 +48,7 @@ class Stage(NamedTuple):
 
 BACKBONE = Stage(100_000_000, 8, 4)
 MAP = Stage(300_000_000, 16, 8)
-ADAPTATION_SEED = 500_000_000
+ADAPTATION_SEED, RETOLD_SEED = 500_000_000, 700_000_000
 UPDATE_STRIDE = 100
 """Seeds of one update are this far from those of the next, or farther where an update has more examples."""
 
@@ -133,3 +135,19 @@ def adaptation(
     """
     seeds = _seeds(first_seed, update, texts)
     return tuple(lookups(seed, _turn(update, texts, j), deepest, questions) for j, seed in enumerate(seeds))
+
+
+TIMES = 8
+"""How often rules are told: a text of so many has a chunk of general text (`general_text.CHUNK`) and no more."""
+
+
+def retold(number: int) -> str:
+    """The rules of one graph, eight times, in another order each time: general text for a model from nothing.
+
+    A model of a few thousand updates learns to look a taker up from these sooner than from questions, as there is one
+    every eight tokens and its giver stands before it.
+    """
+    seed = held().free_seed(RETOLD_SEED + number)
+    letter, rng = draw(seed, 1, 0), random.Random(seed + 1)
+    givers = [giver for _ in range(TIMES) for giver in shuffled(rng)]
+    return "\n".join(RULE.format(giver=giver, taker=letter.taker(giver)) for giver in givers)
