@@ -21,6 +21,7 @@ from loopscope.training.objective import new_map
 from loopscope.training.recipe import (
     BackboneRecipe,
     GraphData,
+    LastingFit,
     ParityData,
     ParityFit,
     RelationData,
@@ -323,6 +324,29 @@ def test_deviations_from_the_reference_are_named(name: str) -> None:
     assert all(each and each == each.strip() and "\n" not in each for each in made.numerics)
     special = {"n8-d8l8": "lock seeds", "continue16": "one start of A", "relations-curriculum": "exactly half"}
     assert [each for each, word in special.items() if word in told] == [each for each in special if each == name]
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "updates"), [("two-long", "two", 32_000), ("continue16-twice", "continue16", 16_000),
+                                ("continue16-long", "continue16", 32_000)],
+)  # fmt: skip
+def test_longer_fits_differ_in_their_updates_alone(name: str, of: str, updates: int) -> None:
+    long, short = map_recipe(name), map_recipe(of)
+    assert [stage.updates for stage in long.stages] == [updates]
+    assert replace(long, name=of, about=short.about, stages=short.stages, deviations=()) == short
+    assert long.deviations == (f"{updates // 8_000} times the updates of the protocol",)
+
+
+def test_fits_that_see_longer_and_more_exact_ones() -> None:
+    exact, pool = map_recipe("continue16-fp32"), map_recipe("pool-longer-one")
+    short, lasting = map_recipe("continue16"), map_recipe("pool-one")
+    assert exact.precision == "fp32"
+    assert (
+        replace(exact, name=short.name, about=short.about, precision=short.precision, numerics=short.numerics) == short
+    )
+    assert isinstance(pool.data, LastingFit)
+    assert (pool.data.scored, pool.data.fresh) == (64, (128, 8))
+    assert replace(pool, name=lasting.name, about=lasting.about, data=lasting.data) == lasting
 
 
 def test_names_are_found_and_mistakes_told(refused: Callable[..., str]) -> None:

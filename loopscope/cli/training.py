@@ -25,11 +25,17 @@ SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
 
 
 @app.command()
-def recipes(as_json: AsJson = False) -> None:
+def recipes(
+    every: Annotated[bool, typer.Option("--all", help="Maps for k hops and their controls, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List the recipes with what they cost."""
     from loopscope.training.costs import training_flops
+    from loopscope.training.hops import BUDGETS, CONTROLS, HOPS
     from loopscope.training.recipe import BackboneRecipe
     from loopscope.training.recipes import RECIPES
+
+    controls = {control.target(k, budget) for budget in BUDGETS for control in CONTROLS for k in HOPS}
 
     rows = [
         {
@@ -50,9 +56,15 @@ def recipes(as_json: AsJson = False) -> None:
     print_table(
         "Recipes (cost of one seed or fit in PFLOP, 10^15 operations, at most)",
         ("name", "kind", "about", "updates", "batch", "PFLOP"),
-        ((r["name"], r["kind"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}") for r in rows),
+        (
+            (r["name"], r["kind"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}")
+            for r in rows
+            if every or r["name"] not in controls
+        ),
         left=3,
     )
+    if not every:
+        typer.echo(f"and {len(controls)} for k hops and their controls, such as {min(controls)}; --all lists them")
 
 
 @app.command()

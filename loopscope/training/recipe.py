@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from loopscope.model import ModelConfig
 
-Precision = Literal["bf16", "tf32", "fp16"]
+Precision = Literal["bf16", "tf32", "fp16", "fp32"]
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,15 @@ def pool(name: str, hops: int) -> MapRecipe:
     return replace(made, stages=(*made.stages, stage))
 
 
+def pool_longer(name: str, hops: int) -> MapRecipe:
+    """As `pool`, with states that live twice as long, 128 calls, and a score of checkpoints that sees 64 calls."""
+    made = pool(name, hops)
+    assert isinstance(made.data, LastingFit)
+    data = replace(made.data, fresh=(128, 8), scored=64)
+    about = f"`{name}`, trained as `pool`, on states led through up to 128 calls, scored over 64"
+    return replace(made, name=f"pool-longer-{name}", about=about, data=data)
+
+
 def strings(name: str, hops: int) -> MapRecipe:
     """As `rollout`, for `strings-one` and `strings-two` together: every state passes through both, in random order."""
     data = LastingFit(hops, calls=8, letters=(1, 2))
@@ -233,6 +242,27 @@ def relations_curriculum() -> MapRecipe:
         "relations-curriculum", "a dense J for relation chains: lengths 4, 5, ..., 16, then all", "relations",
         RelationFit((*range(4, 17), 16)), 128, (*grow, rest), stream="relation-maps", family="dense", rank=None,
         keep="trail", numerics=(OWN_STREAM, TF32, half),
+    )  # fmt: skip
+
+
+# ---- to understand what came out -------------------------------------------------------------------------------------
+
+
+def longer(made: MapRecipe, times: int, name: str) -> MapRecipe:
+    """The same fit with so many times the updates, under another name."""
+    stages = tuple(replace(stage, updates=times * stage.updates) for stage in made.stages)
+    more = f"{times} times the updates of the protocol"
+    return replace(
+        made, name=name, about=f"{made.about}; {more}", stages=stages, deviations=(*made.deviations, more)
+    )  # fmt: skip
+
+
+def continue16_exact() -> MapRecipe:
+    """As `continue16`, with products in fp32, as the reference has them."""
+    made = continue16()
+    return replace(
+        made, name="continue16-fp32", about=f"{made.about}; products in fp32", precision="fp32",
+        numerics=tuple(each for each in made.numerics if each != SCALED),
     )  # fmt: skip
 
 
@@ -271,6 +301,9 @@ RECIPES: Mapping[str, Recipe] = _listed(
     _matched("one-long", 1, 32_000), _matched("two-long", 2, 32_000),
     *(made(name, hops) for made in (rollout, pool, strings) for name, hops in (("one", 1), ("two", 2))),
     continue16(), parity_staged(), relations_curriculum(),
+    longer(two(), 4, "two-long"), longer(continue16(), 2, "continue16-twice"),
+    longer(continue16(), 4, "continue16-long"), continue16_exact(),
+    *(pool_longer(name, hops) for name, hops in (("one", 1), ("two", 2))),
     *(hops(control, k, budget) for budget in BUDGETS for control in CONTROLS for k in HOPS),
     tiny(), _tiny_map("stay", 0), _tiny_map("one", 1),
 )  # fmt: skip
