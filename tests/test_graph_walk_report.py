@@ -42,7 +42,7 @@ PAIRS_OF_GRAPHS, EIGHT, LAYERED = 32, 8, 4
 """How many graphs were measured where it is not all of them."""
 
 SECTIONS = ["trajectories", "targets", "composition", "mechanism", "matched"]
-DEPTH = ["lasting", "continuation", "parity", "chains"]
+DEPTH = ["lasting", "selecting", "continuation", "parity", "chains"]
 """What the report can have, and what is planted here is of the first ones."""
 
 OTHERS = [*DEPTH, *LANGUAGE]

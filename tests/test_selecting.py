@@ -17,7 +17,7 @@ from loopscope.experiments import selecting
 from loopscope.experiments.campaign import inputs_of, steps
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.records import Facts, Record, load, save
-from loopscope.experiments.selecting import DECIDING, Counted, ahead, counted_walks, measure, native, tables
+from loopscope.experiments.selecting import DECIDING, Counted, ahead, counted_walks, measure, native, returns, tables
 from loopscope.experiments.selecting_judge import native_hops, select_moving, select_native
 from loopscope.experiments.subject import Subject, load_subject
 from loopscope.experiments.suite import COHORTS, EXPERIMENTS, SELECTING, Selection
@@ -48,6 +48,9 @@ def test_instances_count_when_all_targets_differ() -> None:
     back = ahead(at, -1)
     assert torch.equal(at.graphs.gather(1, back[:, None])[:, 0], at.current)
     assert torch.equal(ahead(at, 0), at.current)
+    around = {k: float((lengths[at.kept] == 8 + k).double().mean()) for k in HOPS}  # cycles of six nodes come twice
+    around[4] += float((lengths[at.kept] == 6).double().mean())
+    assert returns(WHERE, 8) == pytest.approx(around)
 
 
 def shaken(seed: int) -> AffineMap:
@@ -256,11 +259,13 @@ def test_the_section_tells_budgets_apart_and_says_what_is_not_decided(tmp_path: 
     text = " ".join(section.text)
     assert "600 updates" in text
     assert "decides nothing" in text
+    assert "16.8 for k = 1" in text
     assert "8,000 updates:" not in text
     (figure,), (grid,) = section.figures, section.tables
     assert "reduced budget" in figure.title
     assert "d8l6-5, native 0, 2, F as trained: 78.9 at -1, 78.9 at 0" in figure.description
     assert "less of J" in figure.description
+    assert section.claims == ["select.native"]
     assert figure.drawings.svg.startswith("<svg")
     assert "d8l6-8, no F: J(h) is read" in grid.lines  # type: ignore[union-attr]
     full = selecting_section(Evidence([*walkers(), *selects(SHOWN)[:3], *brief]))

@@ -137,6 +137,15 @@ def counted_walks(where: str, depth: int, device: torch.device) -> Walks:
     return replace(at, kept=distinct(walk(at.graphs, ahead(at, HOPS[0]), HOPS[-1] - HOPS[0])))
 
 
+def returns(where: str, depth: int) -> dict[int, float]:
+    """For every k, the share of instances that count in which f^(8+k)(s) is s: what answering the start would give.
+
+    Cycles are of six to ten nodes there, so that eight steps and k may lead around one.
+    """
+    at = counted_walks(where, depth, torch.device("cpu"))
+    return {k: float((ahead(at, k) == at.starts)[at.kept].double().mean()) for k in HOPS}
+
+
 def ahead(at: Walks, k: int) -> Int[Tensor, " instances"]:
     """f^k(u), also for negative k."""
     return at.ahead(k) if k >= 0 else start_for(at.graphs, at.current, -k)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loopscope.experiments import selecting
+from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.records import Record, Row
 from loopscope.experiments.selecting import DECIDING, MOST_RANDOM, PREDICATE, TOLD, WHERE, Counted
@@ -84,8 +85,9 @@ def selecting_section(evidence: Evidence) -> Section | None:
     figures = [_figure(budget, found, evidence) for budget, found in by_budget.items()]
     tables = [grid for budget, found in by_budget.items() for grid in grids(budget, found, evidence)]
     return Section(
-        SELECTING, "Does J select, or does it create?", EXPERIMENTS[SELECTING].question, text, figures, tables
-    )
+        SELECTING, "Does J select, or does it create?", EXPERIMENTS[SELECTING].question, text, figures, tables,
+        decided_by(SELECTING),
+    )  # fmt: skip
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
@@ -94,7 +96,10 @@ def selecting_section(evidence: Evidence) -> Section | None:
 def in_words(budget: Budget, found: Sequence[Measured]) -> list[str]:
     """What was measured by this budget, what it can decide, and native hops beside others."""
     names = ", ".join(f"`{each.name}` ({each.walks})" for each in found)
+    depth = found[0].record.facts.depth
+    start = ", ".join(f"{percent(share)} for k = {k}" for k, share in selecting.returns(WHERE, depth).items())
     told = [f"By {'the' if budget == 'full' else 'a'} {TOLD[budget]}: {names}; {found[0].counted.n:,} instances each."]
+    told[0] += f" Answering the start s, which comes around on its cycle, would be right in {start} %."
     if budget == "brief":
         told[0] += (
             " All controls have the same budget, which is not that of the predicate and decides nothing: a map that "
