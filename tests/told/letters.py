@@ -164,7 +164,16 @@ def _small(evidence: Evidence) -> Known:
     assert isinstance(first, Rows)
     mine = [first.value(name) for name in ("values", "unrelated", "wrong loop", "comparison")]
     loops = Rows.in_record(evidence, record(evidence, FOUR[0], WALKS), "Letters, walks: what loops say, with J")
+    zero, two = (selection_of(record(evidence, name, HEADS)) for name in FOUR[:3:2])
+    assert zero is not None
+    assert two is not None
+    every = str(Heads.parse(" ".join(f"{layer}.0,1,2,3" for layer in range(1, 5))))
+    tried = [each for each in zero.tried if not each.step.startswith("confirmation") and each.loops == (8,)]
     return _with_changes({**seeds[0]}) | {
+        "two_heads": next(
+            each.heads for each in two.tried if each.step == "leading heads" and each.rescued == two.pairs
+        ),
+        "of_eight": next(each.rescued for each in tried if each.heads == every), "unsteered": two.unsteered,
         "seeds": seeds, "one": seeds[1], "two": seeds[2], "loops": loops,
         "least": percent(min(controls)), "most": percent(max(controls)),
         "mine": [percent(min(mine)), percent(max(mine))],
@@ -213,6 +222,8 @@ SMALL_SECTION = Section(
         "Controls bring {least} to {most} %.",
         "seeds 1 and 2 have {one[walks][template 5, J, k = 8].p} % {one[walks][template 5, J, k = 8].i} and "
         "{two[walks][template 5, J, k = 8].p} {two[walks][template 5, J, k = 8].i} at 8.",
+        "Of seed 2 two heads, `{two_heads}`, rescued all eight discovery pairs;",
+        "(of seed 0, {of_eight} of 8 discovery pairs).",
         table_row(
             *(
                 f"{{along[late rescue, loop {loop}].p}}"
@@ -228,6 +239,7 @@ SMALL_SECTION = Section(
             and all(known["walks"].value(f"template 0, J, k = {k}") == 1 for k in range(1, 9)),
         "The loops make one transfer each.": _one_each,
         "one head each of layers 1, 3 and 4, in the last loop": lambda known: known["patched"] == [8],
+        "nothing where the run without J itself has one of eight right.": lambda known: known["unsteered"] == 1,
         "Two more weight seeds": lambda known: known["one"]["patched"] == [*EVERY] and known["two"]["patched"] == [8]
             and "comparison" not in known["two"]["repaired"],
     },

@@ -19,9 +19,10 @@ from loopscope.experiments.records import Record, Row, Table, percent
 ROOT = Path(__file__).parent.parent.parent
 README, FINDINGS = "README.md", "docs/findings.md"
 
-NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"
-SAID = rf"(?:\[{NUMBER}, {NUMBER}\]|{NUMBER}|\d+\.\d+(?:,\d+)*(?: \d+\.\d+(?:,\d+)*)+)"
-"""What a field may stand for: an interval, a number, or heads such as 1.3 3.0 4.1."""
+NUMBER = r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:e-\d+)?"
+HEAD = r"\d+\.\d+(?:,\d+)*"
+SAID = rf"(?:\[{NUMBER}, {NUMBER}\]|{NUMBER}|{HEAD}(?: {HEAD})*)"
+"""What a field may stand for: an interval, a number, or heads such as 1.3 3.0 4.1,2."""
 
 FIELD = re.compile(r"\{[^{}]*\}")
 DECIMAL = re.compile(r"\d+\.\d")
@@ -31,8 +32,9 @@ Known = Mapping[str, Any]
 
 
 def page(name: str) -> str:
-    """A page as one line: white space is a single space."""
-    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+    """A page as one line, without the ledger: white space is a single space."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return " ".join(re.sub(r"<!-- ledger -->.*<!-- end of ledger -->", " ", text, flags=re.DOTALL).split())
 
 
 def pattern(sentence: str) -> re.Pattern[str]:

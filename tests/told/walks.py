@@ -82,8 +82,25 @@ CARRIED = Section(
 
 def _supervised(evidence: Evidence) -> Known:
     pair = {name: record for name, record in evidence.of("matched").items() if name.endswith("-0")}
-    rows = Rows.of(matched.tables(*apart(pair)), matched.LONGER)
-    return {name.removeprefix("matched-").partition("-0, J_")[0]: rows for name in rows} | {"rows": rows}
+    study = matched._study(*apart(pair), matched.WHERE)
+    gaps = {each.target: each.gap for each in matched._pairs(study)}
+    return {"rows": Rows.of([matched._longer(study)]), "gaps": gaps}
+
+
+SUPERVISED = Section(
+    FINDINGS, "Supervision, or time?", _supervised,
+    [
+        "J_one on `matched-final-0` reaches {rows[matched-final-0, J_one-long].p} % (not "
+        "{rows[matched-final-0, J_one].p}) and J_two {rows[matched-final-0, J_two-long].p} % (not "
+        "{rows[matched-final-0, J_two].p}), both still rising;",
+        "Its stepwise partner gains {rows[matched-stepwise-0, J_two-long - J_two].p} points "
+        "{rows[matched-stepwise-0, J_two-long - J_two].i} for J_two by the same time,",
+    ],
+    {
+        "this is also the pair in which the order is not reversed.": lambda known: known["gaps"]["two"].value < 0,
+        "so that the order is then reversed in this pair, too.": lambda known: known["gaps"]["two-long"].low > 0,
+    },
+)  # fmt: skip
 
 
 # ---- control that lasts ----------------------------------------------------------------------------------------------
@@ -191,8 +208,9 @@ LASTING = Section(
         "{second[strings mixed 8].i}; the price of `pool` with two hops {second.costs[pool, two, minus published].p} "
         "{second.costs[pool, two, minus published].i};",
         "at call 8 with `rollout` {third[rollout one 8].p} % {third[rollout one 8].i} (published "
-        "{third[published one 8].p}), with `pool` at call 32 {third[pool one 32].p} {third[pool one 32].i}, but at call "
-        "64 {third[pool one 64].p} {third[pool one 64].i} ({third.by_fit[pool 64][0]} and {third.by_fit[pool 64][1]}).",
+        "{third[published one 8].p}), with `pool` at call 32 {third[pool one 32].p} {third[pool one 32].i}, but at "
+        "call 64 {third[pool one 64].p} {third[pool one 64].i} ({third.by_fit[pool 64][0]} and "
+        "{third.by_fit[pool 64][1]}).",
         "already the published J_two is right in {third[published two 1].p} % only, lasting fits lose {dear[0]} to "
         "{dear[1]} points of that and are at {two[0]} to {two[1]} % at call 8, mixed strings with `strings` at "
         "{third[strings mixed 8].p}.",
@@ -212,4 +230,4 @@ LASTING = Section(
     },
 )  # fmt: skip
 
-SECTIONS = (NATIVE, CARRIED, LASTING)
+SECTIONS = (NATIVE, CARRIED, SUPERVISED, LASTING)

@@ -1,0 +1,19 @@
+"""Numbers with a decimal point that no record gives: where they stand, and why no sentence covers them."""
+
+from __future__ import annotations
+
+from tests.told.sentences import FINDINGS, README
+
+ELSEWHERE: tuple[tuple[str, str, str], ...] = (
+    (README, "Python 3.11", "a version"),
+    (README, "Apache-2.0", "the name of a licence"),
+    (README, "Ouro-2.6B", "the name of a model"),
+    (
+        README,
+        "one run per program would be 5.13 million",
+        "the cost of one run of `make reproduce`, of which nothing is kept",
+    ),
+    (FINDINGS, "Ouro-2.6B", "the name of a model"),
+    (FINDINGS, "The archive of the paper's main model shows the same: 43.8 % at loop 16.", "the paper's own archive"),
+)
+"""Page, a fragment of it, and the reason."""
