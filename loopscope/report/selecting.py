@@ -35,7 +35,8 @@ HOW = (
     "the block and readout of another task; no block, J(h) is read. On some backbones J is also restricted to some "
     "rows or to a smaller rank.",
     "k = 0 stands apart: u is in h_L before J comes, and the residual stream carries it past any block, so that it "
-    "needs no F. Counted are instances whose nodes f^7(s), ..., f^12(s) are all distinct.",
+    "needs no F. In general, what J reaches without a block it reads from h_L; only what it reaches beyond that needs "
+    "F. Counted are instances whose nodes f^7(s), ..., f^12(s) are all distinct.",
 )
 
 
