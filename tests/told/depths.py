@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from loopscope.experiments import chains, continuation_curves, parity_lengths, parity_timing
+from loopscope.experiments import chains, continuation_curves, depth_judges, parity_lengths, parity_timing
 from loopscope.experiments.continuation import WITHHELD
 from loopscope.experiments.continuation_curves import GROUPS, INSIDE, J_ALONE, RINGS, STEERED
 from loopscope.experiments.evidence import Evidence
@@ -39,6 +39,7 @@ def _eight(evidence: Evidence) -> Known:
         "inside": [percent(pick(inside[name] for name in walks)) for pick in (min, max)],
         "bad": [f"{bad[0]:.1f}", f"{bad[-1]:.1f}"], "good": [f"{good[0]:.1g}", f"{good[-1]:.1g}"],
         "alone": Said(Row(J_ALONE, alone.estimate(INSIDE), 0)),
+        "judged": depth_judges.continue_inside(evidence),
         "walks": [curves[name] for name in walks], "failed": [curves[name] for name in FAILED], "maps": len(losses),
     }  # fmt: skip
 
@@ -52,6 +53,7 @@ EIGHT = Section(
     ],
     {
         "Nine of twelve backbones": lambda known: (len(known["walks"]), known["maps"]) == (9, 24),
+        "Hence the claim on the mean fails.": lambda known: known["judged"].holds is False,
         "and lose them between 17 and 30.":
             lambda known: all(curve[15] > 0.98 and curve[29] < 0.15 for curve in known["walks"]),
         "In three (seeds 100, 107, 111)": lambda known: all(curve[8:16].mean() < 0.9 for curve in known["failed"]),
@@ -106,6 +108,7 @@ def _parity(evidence: Evidence) -> Known:
         apart_by[name] = [float(each) for each in re.findall(r"differs by ([\d.]+) points in the mean", text)]
     rest = [apart_by["parity-0"][1], *apart_by["parity-1"], *apart_by["parity-2"]]
     return {
+        "gain": depth_judges.parity_gain(evidence), "limit": depth_judges.parity_limit(evidence),
         "near": rows, "far": Rows.of(tables["parity-1"], "Right at t = n, lengths 505-1000"),
         "far_timing": Rows.of(tables["parity-1"], FAR_TIMING),
         "coherence": f"{native.coherence:.2f}", "chance": f"{native.by_chance:.2f}",
@@ -156,6 +159,8 @@ PARITY = Section(
         "In `parity-2` five points":
             lambda known: known["near"]["parity-2"]["J minus native, on the line"].whole == "5",
         "`parity-0` has natively nothing to find:": lambda known: not known["native"].lies_somewhere,
+        "The claim holds for accuracy at t = n,": lambda known: known["gain"].holds is True,
+        "so the claim that no gain lasts beyond 500 does not hold.": lambda known: known["limit"].holds is False,
         "With J there is a line,": lambda known: known["steered"].lies_somewhere,
     },
 )  # fmt: skip

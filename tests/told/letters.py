@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loopscope.experiments.evidence import Evidence
+from loopscope.experiments import language_judges
+from loopscope.experiments.evidence import Evidence, Finding
 from loopscope.experiments.language import HEADS, LETTERS, selection_of
 from loopscope.experiments.records import Record, percent
 from loopscope.lm.heads import Heads
@@ -75,6 +76,21 @@ def _smollm2(evidence: Evidence) -> Known:
         ],
         "small_patched": [tuple(record(evidence, name, STEERING).settings["patched"]) for name in FOUR[::2]],
         "loops": Rows.in_record(evidence, record(evidence, SMOLLM2, WALKS), "Letters, walks: what loops say, with J"),
+        "judged": {
+            "rescue": language_judges.rescue(evidence), "damage": language_judges.damage(evidence),
+            "controls": language_judges.controls(evidence), "restore": language_judges.restore(evidence),
+            "content": language_judges.content(evidence),
+        },
+    }  # fmt: skip
+
+
+def _decided(known: Known) -> bool:
+    """By records that patch the last loop: of the content at 135M, of all else at 16M."""
+    findings: dict[str, Finding] = known["judged"]
+    used = {name: each.used[0] for name, each in findings.items()}
+    names = {name: each.facts.name for name, each in used.items()}
+    return all(tuple(each.settings["patched"]) == LAST for each in used.values()) and names == {
+        "rescue": FOUR[0], "damage": FOUR[0], "controls": FOUR[0], "restore": FOUR[0], "content": SMOLLM2
     }  # fmt: skip
 
 
@@ -131,6 +147,10 @@ SMOLLM2_SECTION = Section(
     {
         "After the four loops it was trained in, all of 64 graphs are right at each of 1 to 4 transfers and none at 5 "
         "to 8. With J 100": lambda known: known["graphs"] == "64" and _walked(known) and _one_each(known),
+        "Claims on patches are decided by records that patch the last loop, as the paper does: `letter.rescue`, "
+        "`.damage`, `.controls` and `.restore` at 16M, seed 0, `letter.content` at 135M.": _decided,
+        "This record decides `letter.content`, which does not hold":
+            lambda known: known["judged"]["content"].holds is False,
         "where the backbone has all right to 4.": lambda known: _walked(known, "template 5, no map"),
         "none of the four searches passed all of its steps.": lambda known: not any(known["passed"]),
         "where the last loop alone is patched (seeds 0 and 2),":

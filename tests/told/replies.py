@@ -6,7 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from loopscope.experiments.evidence import Evidence
+from loopscope.experiments import language_judges
+from loopscope.experiments.evidence import Evidence, Finding
 from loopscope.experiments.language import ANTONYMS, ITERATIONS
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import (
@@ -134,6 +135,7 @@ def _antonyms(evidence: Evidence) -> Known:
         "first": final[LARGE].after(1), "of_second": final[LARGE].said(2, steered=False)[3],
         "paper": {form: ["", *(percent(each / PAPER_SEQUENCES) for each in counts)] for form, counts in paper.items()},
         "paper_deep": {form: percent(sum(each[4:]) / (4 * PAPER_SEQUENCES)) for form, each in paper.items()},
+        "judged": language_judges.antonym_steer(evidence),
         "low": min(low), "high": max(low), "sequences": final[LARGE].k[1].n,
     }  # fmt: skip
 
@@ -163,6 +165,13 @@ def _third_or_fourth(known: Known) -> bool:
     return all(form[LARGE].mode(k) in (3, 4) for form in (known["final"], known["stepwise"]) for k in DEEP)
 
 
+def _decided(known: Known) -> bool:
+    """Not held by the closest record, held by one of 16M with four loops."""
+    judged: Finding = known["judged"]
+    others = {each.used[0].facts.name: each.holds for each in judged.others}
+    return (judged.used[0].facts.name, judged.holds, others[FOUR]) == (LARGE, False, True)
+
+
 ANTONYM_SECTION = Section(
     FINDINGS, "Antonyms", _antonyms,
     [
@@ -188,6 +197,7 @@ ANTONYM_SECTION = Section(
     {
         "in seed 0 the sixth deletion most often, for every k; in seed 2 the sixth or seventh for every k above 4.":
             _does_not_read_k,
+        "so it decides: `antonym.steer` does not hold. At 16M it would.": _decided,
         "Asked for 5 to 8, both say the third or fourth deletion;": _third_or_fourth,
         "stepwise backbones of both sizes say deletion t after t loops in 64 of 64,": lambda known: all(
             each.steps == [64, 64, 64, 64] for each in known["stepwise"].values()
