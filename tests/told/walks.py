@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loopscope.experiments import crossing, lasting, matched, switching, targets, trajectories
+from loopscope.experiments import crossing, lasting, learning, matched, switching, targets, trajectories
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.histories import History, histories
 from loopscope.experiments.records import Record, apart, open_results, percent
@@ -151,7 +151,8 @@ def _supervised(evidence: Evidence) -> Known:
     pair = {name: record for name, record in evidence.of("matched").items() if name.endswith("-0")}
     study = matched._study(*apart(pair), matched.WHERE)
     gaps = {each.target: each.gap for each in matched._pairs(study)}
-    return {"rows": Rows.of([matched._longer(study)]), "gaps": gaps}
+    curves = learning.noted(pair["matched-final-0"].notes)
+    return {"rows": Rows.of([matched._longer(study)]), "gaps": gaps, "curves": curves}
 
 
 SUPERVISED = Section(
@@ -162,8 +163,18 @@ SUPERVISED = Section(
         "{rows[matched-final-0, J_two].p}), both still rising;",
         "Its stepwise partner gains {rows[matched-stepwise-0, J_two-long - J_two].p} points "
         "{rows[matched-stepwise-0, J_two-long - J_two].i} for J_two by the same time,",
+        "Of what J_two gets right on `matched-final-0`, {rows[matched-final-0, J_two: right after F, and before].p} % "
+        "can be read before F after 8,000 updates, {rows[matched-final-0, J_two-long: right after F, and before].p} % "
+        "after 32,000.",
     ],
     {
+        "With 32,000 updates instead of the protocol's 8,000, J_one": lambda known: [
+            {each.updates[-1] for each in known["curves"] if each.target == target}
+            for target in ("one", "one-long", "two", "two-long")
+        ] == [{8000}, {32000}, {8000}, {32000}],
+        "both still rising;": lambda known: all(
+            each.kept == each.updates[-1] for each in known["curves"] if each.target.endswith("-long")
+        ),
         "this is also the pair in which the order is not reversed.": lambda known: known["gaps"]["two"].value < 0,
         "so that the order is then reversed in this pair, too.": lambda known: known["gaps"]["two-long"].low > 0,
     },
