@@ -160,7 +160,7 @@ SMOLLM2_SECTION = Section(
 )  # fmt: skip
 
 
-def _with_changes(known: Known) -> Known:
+def _with_changes(known: Known) -> dict[str, object]:
     paper = known["content"]["comparison output: B"].row.paper
     return {
         **known, "pattern_changes": _changed("comparison pattern")(known),

@@ -82,7 +82,7 @@ def _timing(known: Known) -> bool:
     """On the line, `parity-1` loses by J and `parity-0` gains; at t = n all gain."""
     first, second, third = (known["parity"][name] for name in depths.BACKBONES)
     on_line = [rows["J minus native, on the line"].row.estimate for rows in (first, second, third)]
-    return on_line[0].low > 0 and on_line[1].high < 0 and third["J minus native, on the line"].whole == "5"
+    return bool(on_line[0].low > 0 and on_line[1].high < 0 and third["J minus native, on the line"].whole == "5")
 
 
 def _deep(form: str, name: str) -> str:

@@ -36,11 +36,11 @@ def _iterations(evidence: Evidence) -> Known:
     for name, record in (("plain", plain), ("wider", wider)):
         for split in ("train", "test"):
             known[f"{name}_{split}"] = Rows.in_record(evidence, record, f"{titled(split)}: whole")
-    right = [iterated(wider, "test", branch, is_long) for branch in ("J+F", "F")]
-    gap = difference(*right, long_prompts(wider, "test"), unit="prompt")
+    both, alone = (iterated(wider, "test", branch, is_long) for branch in ("J+F", "F"))
+    gap = difference(both, alone, long_prompts(wider, "test"), unit="prompt")
     short = iterated(plain, "test", "stop", lambda each: each.task == "successor" and not is_long(each))
     return known | {
-        "gap": Said(Row("J+F - F", gap, len(right[0]))),
+        "gap": Said(Row("J+F - F", gap, len(both))),
         "first_four": Said(share("successor, short: stop", short)),
     }
 

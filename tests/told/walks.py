@@ -17,7 +17,7 @@ from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
 def _native(evidence: Evidence) -> Known:
     walks = evidence.of("trajectories")
     patterns = [
-        Rows.of([_steering(record.predictions, record.facts)])["J->0"] for record in evidence.mechanism("crossing")
+        Rows.in_record(evidence, record, "Steering patterns")["J->0"] for record in evidence.mechanism("crossing")
     ]
     main = evidence.main("targets")
     assert main is not None
@@ -30,12 +30,6 @@ def _native(evidence: Evidence) -> Known:
         "passed": f"{100 * max(each.passed for each in labels.values()):.0f}",
         "seeds": [name for name in walks if name.startswith("d8l6-")],
     }
-
-
-def _steering(predictions: crossing.Predictions, facts: crossing.Facts) -> crossing.Table:
-    where = crossing._roles(predictions)[1]
-    answers = crossing.Answers.of(predictions, facts, where)
-    return crossing.steering(answers, crossing.head_of(predictions, facts), facts.heads)
 
 
 NATIVE = Section(
@@ -196,12 +190,9 @@ class Lasting:
 
     @property
     def by_fit(self) -> Mapping[str, list[str]]:
-        """In per cent, of one hop with `pool` and `published` at some calls."""
-        found = {}
-        for family in ("pool", "published"):
-            right = self.counted.found[f"{family} one right"].double() / self.counted.kept
-            found |= {f"{family} {call}": [percent(float(each)) for each in right[:, call - 1]] for call in (1, 64)}
-        return found
+        """In per cent, of one hop with `pool` at call 64."""
+        right = self.counted.found["pool one right"].double() / self.counted.kept
+        return {"pool 64": [percent(float(each)) for each in right[:, 63]]}
 
     @property
     def costs(self) -> Rows:
