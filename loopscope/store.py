@@ -71,6 +71,9 @@ from loopscope.manifest import (
 XZ = ".xz"
 """The end of the name of a compressed file."""
 
+SQUEEZED = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 3, "lp": 1, "pb": 1}]
+"""How whole files are compressed: of weights in 16 bits, every other byte is alike, and a third is saved."""
+
 
 @dataclass(frozen=True)
 class Artefact:
@@ -88,7 +91,7 @@ class Artefact:
         return self.manifest.key
 
     def tensors(self, name: str, only: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """The tensors of a `.safetensors` or `.safetensors.xz` file, on the CPU.
+        """The tensors of a `.safetensors` or `.safetensors.xz` file, on the CPU; the first may be stored as the second.
 
         `only` selects some and insists that they are there.
         """
@@ -101,7 +104,7 @@ class Artefact:
         return {tensor: tensors[tensor] for tensor in wanted}
 
     def json(self, name: str) -> Any:
-        """The value in a `.json` or `.json.xz` file."""
+        """The value in a `.json` or `.json.xz` file; the first may be stored as the second."""
         check_file_name(name.removesuffix(XZ), ".json")
         data = self._opened(name)
         try:
@@ -120,8 +123,14 @@ class Artefact:
             raise damaged(path, f"SHA-256 {record.sha256}", found)
         return data
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name, compressed or not."""
+        return name in self.manifest.files or name + XZ in self.manifest.files
+
     def _opened(self, name: str) -> builtins.bytes:
-        """The content of a file, decompressed if its name says that it is compressed."""
+        """The content of a file, decompressed if it is stored compressed."""
+        if name not in self.manifest.files and name + XZ in self.manifest.files:
+            name += XZ
         data = self.bytes(name)
         if not name.endswith(XZ):
             return data
@@ -148,8 +157,8 @@ class Draft:
     def tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of any device and layout as `.safetensors`; equal tensors give equal bytes.
 
-        A name that ends in `.safetensors.xz` compresses them: worth it for answers, not for weights.  Values are
-        stored, not memory: tensors that share storage are written one by one.
+        A name that ends in `.safetensors.xz` compresses them.  Values are stored, not memory: tensors that share
+        storage are written one by one.
         """
         check_file_name(name.removesuffix(XZ), ".safetensors")
         try:
@@ -229,15 +238,21 @@ class Store:
         with self._draft(Manifest(key=digest(what), files={}, **what, **circumstances(torch.device(device)))) as draft:
             yield draft
 
-    def adopt(self, artefact: Artefact) -> Artefact:
+    def adopt(self, artefact: Artefact, squeeze: Iterable[str] = ()) -> Artefact:
         """Copy an artefact of another store as it is, manifest included: same key, same bytes; whole or not at all.
 
-        Every file is checked on the way: `DamagedError` if the original is not whole.  If a whole artefact of the same
-        key is here, that one is kept and given; a damaged one is replaced.
+        Files named in `squeeze` are stored compressed, with `.xz` behind their names; they are read by their own names
+        all the same.  Every file is checked on the way: `DamagedError` if the original is not whole.  If a whole
+        artefact of the same key is here, that one is kept and given; a damaged one is replaced.
         """
+        smaller = set(squeeze)
         with self._draft(replace(artefact.manifest, files={})) as draft:
             for name in artefact.manifest.files:
-                draft.bytes(name, artefact.bytes(name))
+                data = artefact.bytes(name)
+                if name in smaller:
+                    draft.bytes(name + XZ, lzma.compress(data, filters=SQUEEZED))
+                else:
+                    draft.bytes(name, data)
         return draft.artefact
 
     def remove(self, kind: str, key: str) -> bool:

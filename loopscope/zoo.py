@@ -23,6 +23,7 @@ from loopscope.artefacts import (
     LM_MAP,
     MAP,
     RESULT,
+    WEIGHTS,
     WEIGHTS_SHA,
     load_backbone,
     load_fit,
@@ -111,8 +112,9 @@ def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
 def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
     """Adopt entries of another store, by name or key prefix; a map brings its backbone or model if the zoo has none.
 
-    All are found and loaded before the first is copied: what is missing or damaged leaves the zoo as it was.  Gives the
-    entries that were asked for and the backbones and models of the maps among them.
+    All are found and loaded before the first is copied: what is missing or damaged leaves the zoo as it was.  Weights
+    of backbones and what training noted are stored compressed.  Gives the entries that were asked for and the
+    backbones and models of the maps among them.
     """
     chosen: dict[str, Artefact] = {}
     for text in asked:
@@ -124,7 +126,7 @@ def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
     widths: dict[str, int] = {}
     for artefact in chosen.values():
         _check(artefact, (zoo, source), widths)
-    return [_entry(zoo.adopt(artefact)) for artefact in chosen.values()]
+    return [_entry(zoo.adopt(artefact, squeeze=(WEIGHTS, RESULT))) for artefact in chosen.values()]
 
 
 def verify(store: Store) -> tuple[Status, ...]:

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -773,3 +773,29 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     actions = ("remove", "adopt", "adopt-over-damage")
     print(json.dumps({action: kill_before_every_operation(action, place) for action in actions}))
+
+
+def test_adopted_files_may_be_stored_compressed_and_are_read_by_their_own_names(tmp_path: Path) -> None:
+    source, other = Store(tmp_path / "source"), Store(tmp_path / "other")
+    weights = {"w": torch.arange(4096, dtype=torch.bfloat16)}
+    with source.write("backbone", {"seed": 1}) as draft:
+        draft.tensors("weights.safetensors", weights)
+        draft.json("result.json", {"score": [1.0]})
+        draft.bytes("notes.txt", b"as it is")
+    given = other.adopt(draft.artefact, squeeze=("weights.safetensors", "result.json", "not there"))
+    assert given.key == draft.artefact.key
+    assert set(given.manifest.files) == {"weights.safetensors.xz", "result.json.xz", "notes.txt"}
+    assert replace(given.manifest, files={}) == replace(draft.artefact.manifest, files={})
+    assert torch.equal(given.tensors("weights.safetensors")["w"], weights["w"])
+    assert (given.json("result.json"), given.bytes("notes.txt")) == ({"score": [1.0]}, b"as it is")
+    assert given.has("weights.safetensors")
+    assert not given.has("other.json")
+    assert (
+        given.manifest.files["weights.safetensors.xz"].size < draft.artefact.manifest.files["weights.safetensors"].size
+    )
+    path = given.folder / "weights.safetensors.xz"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(DamagedError, match="SHA-256"):
+        given.tensors("weights.safetensors")

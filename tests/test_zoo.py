@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -407,7 +408,12 @@ def test_a_map_brings_its_backbone(store: Store, zoo: Store) -> None:
     there = everything_under(store.root)
     copied = {path: data for path, data in everything_under(zoo.root).items() if not path.endswith(".lock")}
     assert len(copied) == 3 + 4
-    assert all(there[path] == data for path, data in copied.items())
+    squeezed = {path for path in copied if path.endswith(".xz")}
+    assert len(squeezed) == 3  # weights and result of the backbone, result of the map
+    for path in squeezed:
+        assert lzma.decompress(copied[path]) == there[path.removesuffix(".xz")]
+    manifests = {path for path in copied if path.endswith("manifest.json")}  # which name the files
+    assert all(there[path] == copied[path] for path in copied.keys() - squeezed - manifests)
     assert add(zoo, store, ["one-1@d8l6-2", added[0].key[:10]]) == added  # again: nothing changes
     assert add(zoo, store, ["d8l6-1"]) == entries(zoo)[:1]
 
@@ -428,7 +434,7 @@ def test_adding_repairs_what_is_damaged_in_the_zoo(
     put_fit(store, put_backbone(store))
     backbone, fit = add(zoo, store, ["one-1@d8l6-3"])
     for kind, key, name in (
-        ("backbone", backbone.key, "weights.safetensors"),
+        ("backbone", backbone.key, "weights.safetensors.xz"),
         ("map", fit.key, "adapter_model.safetensors"),
     ):
         flip(zoo.root / kind / key / name)

@@ -95,7 +95,8 @@ class _Backbone:
     def of(cls, name: str, depth: int, where: str, found: Mapping[str, Tensor]) -> _Backbone:
         """InputError unless all counts are there, of the first graphs of the population."""
         endings = (STRICT, MOVED, ALONE)
-        maps = [each for each in found if each not in (NATIVE, INSTANCES) and not each.endswith(endings)]
+        # Files do not keep an order, and draws of a bootstrap are shared out in it.
+        maps = sorted(each for each in found if each not in (NATIVE, INSTANCES) and not each.endswith(endings))
         nodes, loops = population(where).nodes, found[NATIVE].shape[-1] if NATIVE in found else 0
         graphs = int(found[INSTANCES].sum()) // nodes if INSTANCES in found else 0
         shapes: dict[str, tuple[int, ...]] = {INSTANCES: (nodes,)} | dict.fromkeys((NATIVE, *maps), (nodes, loops))

@@ -34,7 +34,7 @@ def keep(trained: Store, results: Store) -> int:
 
     Weights that came without one, made elsewhere, have none.
     """
-    found = [each for kind in (BACKBONE, MAP) for each in trained.all(kind) if RESULT in each.manifest.files]
+    found = [each for kind in (BACKBONE, MAP) for each in trained.all(kind) if each.has(RESULT)]
     for artefact in found:
         manifest = artefact.manifest
         with results.write(HISTORY, {"name": name_of(artefact)}, {manifest.kind: artefact.key}) as draft:
