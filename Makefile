@@ -21,7 +21,7 @@ reproduce: setup ## run the experiments on the zoo's weights; the report is repo
 	$(BIN)/loopscope reproduce
 
 test: setup      ## run the tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 lint: setup      ## ruff: style and imports
 	$(BIN)/ruff check .
