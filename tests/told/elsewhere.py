@@ -19,6 +19,7 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
         "follows ours to 0.0006 in loss on the same batches",
         "a fit that was made once; `docs/fits.md` has its losses",
     ),
+    (FINDINGS, "as on the paper's five (9.05 to 11.57 %)", "the paper's own numbers"),
     (FINDINGS, "The archive of the paper's main model shows the same: 43.8 % at loop 16.", "the paper's own archive"),
 )
 """Page, a fragment of it, and the reason."""

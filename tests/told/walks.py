@@ -49,6 +49,35 @@ NATIVE = Section(
 )  # fmt: skip
 
 
+# ---- composition on other backbones ----------------------------------------------------------------------------------
+
+
+def _composed(evidence: Evidence) -> Known:
+    """Of the main backbone, its record of eight calls; of the others, their counts by graph."""
+    known = {}
+    for name in evidence.selection.names:
+        record = evidence.of("independent").get(name) or evidence.of("eight-calls", "independent-3001")[name]
+        mixed = Rows.in_record(evidence, record, "Eight calls, mixed (")
+        rows = Rows.in_record(evidence, record, "Two calls")
+        rows["mixed"] = mixed.get("call 8") or mixed["every map, call 8"]
+        known[name.replace("-", "_")] = rows
+    return known
+
+
+_PAIRS = ("one-one", "one-two", "two-one", "two-two", "mixed")
+
+
+def _line(seed: int) -> str:
+    cells = [f"{{d8l6_{seed}[{each}].p}} {{d8l6_{seed}[{each}].i}}" for each in _PAIRS]
+    return " | ".join([f"| `d8l6-{seed}`", *cells])
+
+
+COMPOSED = Section(
+    FINDINGS, "Composition on other backbones", _composed,
+    ["are measured (two fits, n = {d8l6_5[one-one].n}, per cent):", *map(_line, (5, 8, 14))],
+)  # fmt: skip
+
+
 # ---- what carries the choice -----------------------------------------------------------------------------------------
 
 
@@ -299,4 +328,4 @@ LASTING = Section(
     },
 )  # fmt: skip
 
-SECTIONS = (NATIVE, CARRIED, FITTED, SUPERVISED, LASTING)
+SECTIONS = (NATIVE, COMPOSED, CARRIED, FITTED, SUPERVISED, LASTING)
