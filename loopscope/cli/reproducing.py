@@ -29,12 +29,12 @@ Results = Annotated[
 @app.command("list")
 def list_everything(as_json: AsJson = False) -> None:
     """List the experiments and the cohorts of backbones they are done on, and those on language models."""
-    from loopscope.experiments.claims import CLAIMS
+    from loopscope.experiments.claims import decided_by
     from loopscope.experiments.language import LANGUAGE
     from loopscope.experiments.suite import COHORTS, EXPERIMENTS
 
     names = (*EXPERIMENTS, *LANGUAGE)
-    decides = {name: [claim.id for claim in CLAIMS if claim.experiment == name] for name in names}
+    decides = {name: decided_by(name) for name in names}
     if as_json:
         experiments = [
             {"name": each.name, "question": each.question, "cohorts": each.cohorts, "claims": decides[each.name]}

@@ -12,7 +12,7 @@ before F, which tells what J read out of the state from what the call of F then 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -332,8 +332,12 @@ def _baselines(study: _Study) -> Table:
 
 
 def _longer(study: _Study) -> Table:
-    """Every map that was fitted for longer beside the one that was not: after F, before it, and within its pair."""
+    """Every map that was fitted for longer beside the one that was not: after F, before it, and within its pair.
+
+    A fit is compared with the longer fit of the same number.
+    """
     rows = []
+    study = replace(study, backbones=[_as_many(each) for each in study.backbones])
     before, gaps = _before(study).rows, _pairs(study)
     for each in study.backbones:
         for target in (target for target in _targets([each]) if target.endswith(LONG)):
@@ -349,8 +353,16 @@ def _longer(study: _Study) -> Table:
     compared = {pair.target.removesuffix(LONG) for pair in gaps if pair.target.endswith(LONG)}
     for pair in (pair for pair in gaps if pair.target.removesuffix(LONG) in compared):
         rows.append(Row(f"{FINAL} - {STEPWISE}, seed {pair.seed}, {_called(pair.target)}", pair.gap, pair.n))
-    note = "Fits are averaged, differences paired; 95 % intervals over graphs.  Before F: what J alone reads out."
+    note = "The same fits; differences paired; 95 % intervals over graphs.  Before F: what J alone reads out."
     return Table(LONGER, rows, note)
+
+
+def _as_many(each: _Backbone) -> _Backbone:
+    """With as many fits of a target as were fitted for longer, where some were."""
+    fits = {target.removesuffix(LONG): len(each.given[target]) for target in _targets([each]) if target.endswith(LONG)}
+    return replace(
+        each, given={name: found[: fits.get(name.removesuffix(BEFORE))] for name, found in each.given.items()}
+    )
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------

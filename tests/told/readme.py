@@ -61,7 +61,8 @@ def _beyond(evidence: Evidence) -> Known:
     last, every = (letters.record(evidence, letters.SMOLLM2, CONTENT, each) for each in (letters.LAST, letters.EVERY))
     searches = [selection_of(letters.record(evidence, name, HEADS)) for name in letters.FOUR]
     return {
-        "lasting": walks.LASTING.known(evidence), "iterations": replies.ITERATED.known(evidence),
+        "lasting": walks.LASTING.known(evidence), "matched": walks.SUPERVISED.known(evidence),
+        "iterations": replies.ITERATED.known(evidence),
         "antonyms": replies.ANTONYM_SECTION.known(evidence),
         "last": Rows.in_record(evidence, last, letters.ANSWERED),
         "content": Rows.in_record(evidence, every, letters.ANSWERED),
@@ -96,6 +97,7 @@ BEYOND = Section(
         "on its own states in {lasting[main][pool one 64].p} % at call 64 (on two more backbones "
         "{lasting[second][rollout one 8].p} and {lasting[second][pool one 64].p} %, {lasting[third][rollout one 8].p} "
         "and {lasting[third][pool one 64].p} %; means of two fits).",
+        "it reads out before F: {matched[alone][one].p} and {matched[alone][two].p} % of answers for one and two hops.",
         "one gains 5 points of {parity[parity-2][J minus native, t = n].whole},",
         "{iterations[plain_train][all long: J+F].p} % with J and F, {iterations[plain_train][all long: F].p} % with F "
         "alone, as in the paper. From new starts it is {iterations[plain_test][all long: J+F].p} and "
