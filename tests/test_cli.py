@@ -112,7 +112,7 @@ def test_zoo_commands(capsys: pytest.CaptureFixture[str], here: Path, monkeypatc
         code, out, err = loopscope(capsys, "zoo", "verify", *arguments)
         assert (code, err) == (0, "")
     # A map needs its backbone, and a damaged weight is noticed.
-    flip(here / "zoo" / "backbone" / added[0]["key"] / "weights.safetensors")
+    flip(here / "zoo" / "backbone" / added[0]["key"] / "weights.safetensors.xz")
     code, out, err = loopscope(capsys, "zoo", "verify", "--json")
     assert code == 3
     assert [(row["name"], row["state"]) for row in json.loads(out)["entries"]] == [
@@ -120,7 +120,7 @@ def test_zoo_commands(capsys: pytest.CaptureFixture[str], here: Path, monkeypatc
         ("one-1@d8l6-3", "damaged"),
     ]
     assert err == f"loopscope: 2 of 2 entries of {here / 'zoo'} cannot be used\n"
-    (here / "zoo" / "backbone" / added[0]["key"] / "weights.safetensors").unlink()
+    (here / "zoo" / "backbone" / added[0]["key"] / "weights.safetensors.xz").unlink()
     code, out, err = loopscope(capsys, "zoo", "list")
     assert code == 0
     assert err == "loopscope: 1 more cannot be read; `loopscope zoo verify` says why\n"

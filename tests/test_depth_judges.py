@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from loopscope.experiments.claims import FAILS, HOLDS, NOT_RUN, Verdict, decide,
 from loopscope.experiments.continuation import BROAD, WITHHELD
 from loopscope.experiments.evidence import Evidence, scale
 from loopscope.experiments.records import Facts, Predictions, Record, records, save
-from loopscope.experiments.suite import COHORTS, EXPERIMENTS
+from loopscope.experiments.suite import COHORTS, EXPERIMENTS, Role
 from loopscope.store import Store
 from loopscope.tasks.graph_walk import is_ring
 from loopscope.tasks.populations import population
@@ -258,10 +260,10 @@ def test_chains_of_which_too_little_was_asked() -> None:
 def test_the_scale_of_a_raw_record_is_what_its_settings_reduce() -> None:
     assert scale([chain(), bits(BITS[0], 1, 1)]) == "paper scale"
     for name, experiment in EXPERIMENTS.items():
-        for profile in ("paper", "quick") if experiment.raw else ():
-            (settings,) = experiment.settings("main", profile)
-            said = scale([raw(name, "any-0", {}, **settings)])
-            assert (said == "paper scale") == (profile == "paper")
+        for role, profile in product(get_args(Role), ("paper", "quick")) if experiment.raw else ():
+            for settings in experiment.settings(role, profile):
+                said = scale([raw(name, "any-0", {}, **settings)])
+                assert (said == "paper scale") == (settings in experiment.settings(role, "paper"))
     both = scale([chain(settings={"queries": 64, "cut": False}), replace(walker(EIGHT[0]), settings={"graphs": 32})])
     assert both == "paper's model, 32 graphs, no cut, 64 queries"
 

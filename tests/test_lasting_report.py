@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.experiments.claims import CLAIMS, decide
+from loopscope.experiments.claims import ROWS, decide
 from loopscope.experiments.composition import INDEPENDENT
 from loopscope.experiments.evidence import Evidence, in_short
 from loopscope.experiments.lasting import FAMILIES, MARKS, Counted, tables
@@ -264,7 +264,7 @@ def test_a_whole_measured_now_comes_before_a_stored_one_and_a_part_is_a_check_of
 
 def test_the_aim_is_no_claim(report: Report, made: Section) -> None:
     assert made.claims == ()
-    assert [row.id for row in report.ledger] == [claim.id for claim in CLAIMS]
+    assert [row.id for row in report.ledger] == [claim.id for claim in ROWS]
     assert not [row for row in report.ledger if LASTING in row.command]
 
 
