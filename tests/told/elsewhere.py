@@ -8,6 +8,7 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
     (README, "Python 3.11", "a version"),
     (README, "Apache-2.0", "the name of a licence"),
     (README, "Ouro-2.6B", "the name of a model"),
+    (README, "A model of 0.2M weights", "how large it is; `docs/looping-smollm2.md` has the count"),
     (
         README,
         "one run per program would be 5.13 million",
