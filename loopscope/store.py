@@ -309,6 +309,10 @@ class Store:
                 found.append(self._load(kind, key))
         return tuple(found)
 
+    def every(self, kind: str) -> tuple[Artefact, ...]:
+        """Every artefact of a kind, by key; the error of the first that cannot be read, so that none is passed over."""
+        return tuple(self._load(kind, key) for key in self._keys(kind))
+
     def list(self) -> tuple[Status, ...]:
         """Every visible artefact, by kind and key, after a quick check: manifest and file sizes, no hashing."""
         return tuple(self._status(kind, key) for kind in self._kinds() for key in self._keys(kind))

@@ -167,6 +167,21 @@ def test_a_store_comes_before_the_stored_records(run: Run, tmp_path: Path) -> No
     assert found["compose.one_one"]["records"] == {"measured now": 0, "results": 1}
 
 
+@pytest.mark.parametrize("by", [-1, 0])
+def test_a_damaged_record_is_an_error_that_names_it(run: Run, results: Path, by: int) -> None:
+    """Cut short, or of the same length with a bit flipped: without it a verdict would be another one."""
+    path = next(results.glob("record/*/rings.safetensors.xz"))
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(whole[:by] if by else whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    try:
+        code, out, err = run("claims")
+    finally:
+        path.write_bytes(whole)
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert str(path) in err
+
+
 def test_no_records_no_verdicts(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     found = as_json(run("claims", "--results", "empty", "--json"))["claims"]

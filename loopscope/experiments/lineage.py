@@ -56,12 +56,12 @@ def lineage(stores: Iterable[Store]) -> Lineage:
     stages: dict[str, Stage] = {}
     maps: dict[str, Recipe] = {}
     for store in stores:
-        for artefact in store.all(TRAINING):
+        for artefact in store.every(TRAINING):
             start, made = (artefact.manifest.inputs.get(name) for name in ("weights", "made"))
             if start is None or made is None:
                 raise damaged(artefact.folder / MANIFEST, "the weights before and after a training", "something else")
             stages[made] = Stage(_recipe(artefact), start, artefact.manifest.device)
-        for artefact in store.all(MAP):
+        for artefact in store.every(MAP):
             files = {name: artefact.manifest.files[name].sha256 for name in (WEIGHTS_FILE, CONFIG_FILE)}
             maps[files_key(files)] = _recipe(artefact)
     return Lineage(stages, maps)

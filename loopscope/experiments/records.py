@@ -207,8 +207,11 @@ def open_results(folder: Path | None = None) -> list[Store]:
 
 
 def records(store: Store, experiment: str | None = None) -> list[Record]:
-    """Every readable record of a store (of one experiment), by name of the backbone."""
-    found = [each for each in store.all(RECORD) if experiment in (None, each.manifest.config.get("experiment"))]
+    """Every record of a store (of one experiment), by name of the backbone.
+
+    DamagedError for the first that cannot be read: a verdict without it would be another one.
+    """
+    found = [each for each in store.every(RECORD) if experiment in (None, each.manifest.config.get("experiment"))]
     return sorted(map(load, found), key=lambda record: (record.experiment, record.facts.name))
 
 
