@@ -239,7 +239,7 @@ class Store:
             yield draft
 
     def adopt(self, artefact: Artefact, squeeze: Iterable[str] = ()) -> Artefact:
-        """Copy an artefact of another store as it is, manifest included: same key, same bytes; whole or not at all.
+        """Copy an artefact of another store, where it came from included: same key, same content; whole or not at all.
 
         Files named in `squeeze` are stored compressed, with `.xz` behind their names; they are read by their own names
         all the same.  Every file is checked on the way: `DamagedError` if the original is not whole.  If a whole

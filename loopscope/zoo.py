@@ -3,7 +3,6 @@
     zoo = open_zoo()
     model = load_backbone(find(zoo, "d8l6-3", "backbone"))
     step = load_fit(find(zoo, "one-1@d8l6-3", "map"))
-    walker = lm.kept.opened(find(zoo, "letters-4x128", "lm"))  # a model folder
 
 It is the folder `zoo` beside the package, or the one that the environment variable LOOPSCOPE_ZOO names.
 """
@@ -78,7 +77,7 @@ def open_zoo(folder: Path | None = None) -> Store:
 def entries(store: Store) -> list[Entry]:
     """Every readable entry, backbones first and language models last, by name; quick, as `Store.all` is."""
     found = [_entry(artefact) for kind in KINDS for artefact in store.all(kind)]
-    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), _by_number(entry.name), entry.key))
+    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), by_number(entry.name), entry.key))
 
 
 def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
@@ -227,6 +226,6 @@ def _about(artefact: Artefact) -> str:
     return ""
 
 
-def _by_number(name: str) -> str:
+def by_number(name: str) -> str:
     """A sort key that puts d8l6-10 after d8l6-9."""
     return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(12), name)

@@ -122,6 +122,14 @@ def test_a_claim_on_all_backbones_waits_for_all_but_not_for_a_counterexample() -
     assert natives(*in_ones)["variety"].verdict == FAILS
 
 
+def test_seeds_outside_of_the_cohort_decide_nothing() -> None:
+    in_twos = native("d8l8-55", IN_TWOS)
+    ones = [native(f"d8l8-{seed}", IN_ONES) for seed in range(11)]
+    assert natives(*ones, in_twos)["variety"].verdict == NOT_RUN  # seed 11 is missing, and 55 does not stand in for it
+    drifting = native("d8l6-77", BOTH, last=9)
+    assert natives(*cohort(), drifting)["hold"].verdict == HOLDS
+
+
 def test_backbones_of_other_recipes_are_no_evidence() -> None:
     tiny = Record("trajectories", Facts("tiny-0", "", 2, 2, 6, 2, {}), {"tiny-test": {"native": torch.zeros(5, 432)}})
     assert {each.verdict for each in decide(Evidence([tiny]))} == {NOT_RUN}

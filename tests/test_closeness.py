@@ -85,10 +85,13 @@ def test_changes_follow_from_how_models_were_trained() -> None:
     trained = released()[1]
     by_name = {(each.facts.name, each.settings.get("supervision")): each for each in spoken()}
     four = [each.text for each in changes(by_name["small-4x256-four-loops", "final-only"], trained)]
-    assert four[:3] == [
+    assert four[:5] == [
         "begun with random weights (paper: the released Ouro-2.6B)",
         "a stage before the task: texts full of look-ups, step by step, up to 2 steps a loop",
+        "the backbone took up to 1,500 updates of 40 at 0.0003 with adamw "
+        "(paper: 500 updates of 8 at 1e-05 with adafactor)",
         "the map learned by every loop, 2 steps a loop (paper: by its last loop)",
+        "the map took up to 2,000 updates of 200 at 0.001 with adamw (paper: 500 updates of 16 at 0.0001 with adamw)",
     ]
     smol = by_name["smollm2-135m-norm", "final-only"]
     texts = [each.text for each in changes(smol, trained)]
@@ -99,6 +102,24 @@ def test_changes_follow_from_how_models_were_trained() -> None:
     assert "weights of the backbone are rounded to bf16, before any map is fitted" in numerics(smol, trained)
     unknown = [each.text for each in changes(smol, Lineage())]
     assert unknown[:2] == ["how the backbone was trained is not kept", "how the map was fitted is not kept"]
+
+
+def test_the_papers_recipes_at_its_size_change_words_alone() -> None:
+    """Ouro, trained and fitted by the recipes of the paper: what is left is the wording of prompts and other text."""
+    (walk,) = [each for each in spoken() if each.settings.get("set") == "steering" and each.facts.name == "small-4x256"]
+    about = {**walk.notes, "model": {**walk.notes["model"], "parameters": LANGUAGE["letters"].parameters}}
+    ouro = replace(walk, notes=about, settings={**walk.settings, "loops": 4, "patched": [4]})
+    key = ouro.notes["map"]["key"]
+    trained = Lineage(
+        {ouro.facts.key: Stage(recipe("letter").to_dict(), "f" * 64, "cuda")}, {key: recipe("letter-map").to_dict()}
+    )
+    assert {each.aspect for each in changes(ouro, trained)} == {"population"}
+    assert [each.text for each in changes(ouro, trained)] == list(recipe("letter").deviations)
+    assert [*rank(ouro, trained)][:5] == [False, False, False, 0, False]
+
+
+def test_no_records_have_no_label() -> None:
+    assert label_of([], Lineage()) is None
 
 
 @pytest.mark.parametrize("of", ["letters", "antonyms", "iterations"])

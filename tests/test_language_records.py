@@ -252,6 +252,35 @@ def test_controls_of_content_and_damage_fail_beside_their_effect() -> None:
     assert control(found.failed[0]) == "control fails: the same at the other heads of the same layers leaves 159 of 256"
 
 
+def test_a_part_of_the_pairs_does_not_decide_where_there_are_all() -> None:
+    """Also not if it was measured just now, by a closer protocol; nor does bf16 where there is fp32."""
+    whole = letters("steering", PAPER_STEERING)
+    whole = replace(whole, settings={**whole.settings, "loops": 8, "patched": [8]})
+    part = letters("steering", PAPER_STEERING | {"damage": 200})
+    part = replace(larger(part, "other"), settings={**part.settings, "pairs": 32})
+    few = {where: {name: each[:32] for name, each in found.items()} for where, found in part.predictions.items()}
+    part = replace(part, predictions=few)
+    found = {each.claim.id: each for each in decide(Evidence([whole], [part]))}["letter.damage"]
+    assert (found.verdict, found.backbones) == (HOLDS, ("smollm2-135m",))
+    half = letters("steering", PAPER_STEERING | {"damage": 200})
+    half = replace(half, settings={**half.settings, "dtype": "bf16"})
+    full = letters("steering", PAPER_STEERING)
+    assert {each.claim.id: each for each in decide(Evidence([full], [half]))}["letter.damage"].verdict == HOLDS
+
+
+def test_other_heads_measured_just_now_do_not_take_over() -> None:
+    kept = letters("pattern-vs-output", PAPER_CONTENT | {"pattern": {"E": 5}})
+    other = letters("pattern-vs-output", PAPER_CONTENT)
+    other = replace(other, settings={**other.settings, "heads": "1.1"})
+    found = {each.claim.id: each for each in decide(Evidence([kept], [other]))}["letter.content"]
+    assert (found.verdict, [each.verdict for each in found.others]) == (FAILS, [HOLDS])
+
+
+def test_seeds_are_numbers() -> None:
+    second, tenth = (larger(letters("steering", PAPER_STEERING), f"small-s{seed}", 16_000_000) for seed in (2, 10))
+    assert verdicts(tenth, second)["letter.damage"].backbones == ("small-s2",)
+
+
 def test_a_model_that_was_asked_for_no_pairs_is_judged_by_its_walks() -> None:
     depths, loops = torch.arange(1, 9).repeat_interleave(64), torch.arange(1, 9)
     right = torch.minimum(loops, depths[:, None])
@@ -418,6 +447,16 @@ def test_supervisions_are_compared_in_one_model_and_in_as_many_loops() -> None:
         ]  # fmt: skip
     assert "8 loops instead of 4" in scale_of(found[-1])
     assert "loops" not in scale_of(found[0])
+
+
+def test_no_record_of_a_supervision_is_passed_over() -> None:
+    """Two maps of one model: the second pair stands beside the first, and what has no partner stands alone."""
+    found = []
+    for number, (form, right) in enumerate((("final-only", 251), ("stepwise", 20), ("final-only", 128))):
+        made = antonyms(form, right, 64)
+        found.append(replace(made, facts=replace(made.facts, name="model", key=f"{number}" * 64)))
+    verdict = verdicts(*found)["antonym.steer"]
+    assert (verdict.ours, [each.ours for each in verdict.others]) == ("98.0 vs 7.8", ["50.0 vs not run"])
 
 
 def test_two_backbones_may_have_one_name() -> None:

@@ -31,7 +31,7 @@ def print_ledger(verdicts: Sequence[Verdict]) -> None:
         left=4,
     )
     for each in verdicts:
-        for said in asides(each):
+        for said in asides(each, lists):
             typer.echo(f"{each.claim.id}: {said}")
     for changed, number in lists.items():
         typer.echo(f"changed ({number}): {'; '.join(changed)}")

@@ -139,7 +139,7 @@ def reproduce(
         raise InputError(f"no profile {profile!r}; there are quick, paper{nearest(profile, ('quick', 'paper'))}")
     if export is not None:
         export_records(Store(store), Store(export))
-    page, verdicts = _page(_evidence(stored, fresh, results, store), out)
+    page, verdicts = _page(_evidence(stored, fresh, results, store, zoo), out)
     if as_json:
         costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
         return print_json({"page": str(page), "claims": [in_json(each) for each in verdicts], "measured": costs})
@@ -254,14 +254,16 @@ def _stored(folder: Path | None) -> list[Record]:
     return [record for store in open_results(folder) for record in records(store)]
 
 
-def _evidence(stored: list[Record], fresh: list[Record], results: Path | None, store: Path | None) -> Evidence:
-    """Records with how their models were trained, as far as the results and the store they were written to say it."""
+def _evidence(
+    stored: list[Record], fresh: list[Record], results: Path | None, store: Path | None, zoo: Path | None = None
+) -> Evidence:
+    """Records with how their models were trained, as far as results, the store they were written to, the zoo say it."""
     from loopscope.experiments.evidence import Evidence
     from loopscope.experiments.lineage import lineage
     from loopscope.experiments.records import open_results
     from loopscope.store import Store
 
-    mine = [Store(store)] if store is not None and store.is_dir() else []
+    mine = [Store(each) for each in (store, zoo) if each is not None and each.is_dir()]
     return Evidence(stored, fresh, lineage([*open_results(results), *mine]))
 
 

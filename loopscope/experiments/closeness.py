@@ -5,25 +5,25 @@ Every verdict carries a label: `published` (the paper's protocol at its size), `
 deviates in, how many loops were made, where patches acted, how much of a population was measured, how a language model
 and its map were trained.  Numerics (precision, rounding, random streams) are listed apart and change no label.
 
-Where several records of language models could decide a claim, the closest does: (a) the same site of the patch, with
-the paper's wrong loop, (b) as many loops, (c) the same supervision of backbone and map, (d) the same population, (e)
-the larger model, (f) the first by name, in which seeds are numbered.  Outcomes play no part in it, nor does how heads
-were named, by a search or by hand.
+Where several records of language models could decide a claim, one of all that is asked comes before one of a part, and
+then the closest: (a) the same site of the patch, with the paper's wrong loop, (b) as many loops, (c) the same
+supervision of backbone and map, (d) the same population, (e) the larger model, (f) the first by name, in which seeds
+are numbered.  Outcomes play no part in it, nor does how heads were named, by a search or by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
 from loopscope.experiments.language_names import loops_in_words, parameters_of, part_of
-from loopscope.experiments.lineage import Lineage, Stage
+from loopscope.experiments.lineage import Lineage, Recipe, Stage
 from loopscope.experiments.records import Record
 from loopscope.experiments.suite import COHORTS, EXPERIMENTS, Role
 from loopscope.lm.letter_walks import WALKS
-from loopscope.lm.smollm2 import PARAMETERS as SMOLLM2
+from loopscope.lm.smollm2 import CONVERTED
 from loopscope.lm.tuning.recipes import RECIPES as TUNED
 from loopscope.tasks.populations import population
 from loopscope.training.recipes import RECIPES as TRAINED
@@ -46,9 +46,11 @@ class Change:
     text: str
 
 
-def label_of(records: Iterable[Record], lineage: Lineage, patches: bool = True) -> Label:
-    """The protocol label of what several records show together."""
+def label_of(records: Iterable[Record], lineage: Lineage, patches: bool = True) -> Label | None:
+    """The protocol label of what several records show together; None of none."""
     used = list(records)
+    if not used:
+        return None
     if any(changes(each, lineage, patches) for each in used):
         return CHANGED
     small = any(each.experiment in LANGUAGE and parameters_of(each) != LANGUAGE[each.experiment].parameters
@@ -92,13 +94,13 @@ def numerics(record: Record, lineage: Lineage) -> list[str]:
     return found
 
 
-def rank(record: Record, lineage: Lineage, patches: bool = True) -> tuple[Any, ...]:
-    """A key that puts closer records of one claim first, by protocol alone."""
+def rank(record: Record, lineage: Lineage, patches: bool = True) -> tuple[int, ...]:
+    """A key that puts closer records of one claim first, by protocol alone; seeds and names come after it."""
     of = {change.aspect for change in changes(record, lineage, patches)}
-    supervised = _taught(record, lineage)
-    asked = not is_whole(record) or WALKS in record.predictions or _other_starts(record, lineage)
-    named = record.facts.name, str(record.settings.get("heads"))
-    return "site" in of, "loops" in of, sum(supervised), asked, -parameters_of(record), *named
+    others = WALKS in record.predictions or _other_starts(record, lineage)
+    return (
+        not is_whole(record), "site" in of, "loops" in of, sum(_taught(record, lineage)), others, -parameters_of(record)
+    )  # fmt: skip
 
 
 # ---- graph walks -----------------------------------------------------------------------------------------------------
@@ -134,6 +136,8 @@ def parts_left(record: Record) -> list[str]:
     if record.experiment in LANGUAGE:
         left = part_of(record)
         return [left] if left else []
+    if record.experiment not in EXPERIMENTS:
+        return []
     if record.raw:
         settings = EXPERIMENTS[record.experiment].settings
         if not record.settings or any(record.settings in settings(role, "paper") for role in get_args(Role)):
@@ -205,25 +209,43 @@ def _backbone(record: Record, lineage: Lineage) -> list[Change]:
     if _taught(record, lineage)[0]:
         after, paper = _by_steps(stages[-1].recipe["stepwise"])
         found.append(Change("backbone", f"the backbone learned {after} (paper: {paper})"))
-    released = LANGUAGE[record.experiment].published_on
-    found.append(Change("start", f"begun with {_start(record, stages)} (paper: the released {released})"))
+    found += _start(record, stages[0])
     found += [Change("stages", _stage(each)) for each in stages[:-1]]
+    found += _budget("backbone", stages[-1].recipe, TUNED[_published(record)[0]].to_dict())
     return found
 
 
-def _start(record: Record, stages: Sequence[Stage]) -> str:
-    if stages[0].recipe["name"].startswith("small-"):
-        return "random weights"
-    if parameters_of(record) == SMOLLM2:
-        return "SmolLM2-135M, never looped and dequantised from 4 bits"
-    return "a model that was never looped"
+def _start(record: Record, first: Stage) -> list[Change]:
+    """The weights that training began with; by the paper's recipes and at its size, its released ones."""
+    published = LANGUAGE[record.experiment]
+    if first.recipe["name"] in _published(record) and parameters_of(record) == published.parameters:
+        return []
+    begun = "a model that was never looped"
+    if first.recipe["name"].startswith("small-"):
+        begun = "random weights"
+    elif first.start in CONVERTED:
+        begun = "SmolLM2-135M, never looped and dequantised from 4 bits"
+    return [Change("start", f"begun with {begun} (paper: the released {published.published_on})")]
 
 
 def _stage(stage: Stage) -> str:
     recipe = stage.recipe
     pace = f", up to {recipe['pace']:g} steps a loop" if recipe["pace"] > 1 else ""
     steps = f", step by step{pace}" if recipe["stepwise"] else ""
-    return f"a stage before the task: texts full of look-ups{steps}"
+    texts = "texts full of look-ups" if recipe["text"] == "look-ups" else "questions"
+    return f"a stage before the task: {texts}{steps}"
+
+
+def _budget(aspect: Literal["backbone", "map"], mine: Recipe, theirs: Recipe) -> list[Change]:
+    """Other updates, examples, rates or optimisers; several questions to a set of rules."""
+    found = []
+    told = [f"{each['updates']:,} updates of {each['examples']} at {each['rate']:g} with {each['optimiser']}"
+            for each in (mine, theirs)]  # fmt: skip
+    if told[0] != told[1]:
+        found.append(Change(aspect, f"the {aspect} took up to {told[0]} (paper: {told[1]})"))
+    if mine["per_text"] != theirs["per_text"]:
+        found.append(Change(aspect, f"of the {aspect}'s questions, {mine['per_text']} share a set of rules"))
+    return found
 
 
 def _by_steps(stepwise: bool) -> tuple[str, str]:
@@ -247,7 +269,7 @@ def _map(record: Record, lineage: Lineage) -> list[Change]:
     if family[0] != family[1]:
         mine, theirs = (", ".join(str(part) for part in each if part is not None) for each in family)
         found.append(Change("map", f"a map of another family, {mine} (paper: {theirs})"))
-    return found
+    return [*found, *_budget("map", fitted, step.to_dict())]
 
 
 def _other_starts(record: Record, lineage: Lineage) -> bool:

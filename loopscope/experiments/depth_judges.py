@@ -116,7 +116,13 @@ def parity_limit(evidence: Evidence) -> Finding | None:
     ours = f"{most}: {percent(rows[NATIVE].estimate.value)} vs {percent(rows[WITH_J].estimate.value)}"
     gain = rows[GAIN]
     holds = at_most(gain.estimate.value, 0.0) if complete else None
-    return Finding(holds, ours, gain.estimate, gain.n, used, of="J minus native")
+    shares = {name: row.estimate for name, row in gains.items()}
+    gained = ", ".join(
+        f"{name} {percent(each.value)} [{percent(each.low)}, {percent(each.high)}]" for name, each in shares.items()
+    )
+    far = [name for name in gains if parity_lengths.measured(records[name].predictions, *LIMIT) is not None]
+    beside = (f"gains over 101-500: {gained}; beyond 500 only {', '.join(far)} was measured",)
+    return Finding(holds, ours, gain.estimate, gain.n, used, of="J minus native", beside=beside)
 
 
 # ---- chains of relations ---------------------------------------------------------------------------------------------

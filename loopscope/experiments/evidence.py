@@ -35,8 +35,8 @@ class Evidence:
     def records(self) -> list[Record]:
         """One record for each experiment, backbone and set of populations, by number of the seed, the best last.
 
-        Of several, one of whole populations comes before one of a part, then a fresh one before a stored one, then the
-        one with the most answers.  Of a language model in two precisions it is that in fp32.
+        Of several, one of whole populations comes before one of a part, then one in fp32 before one in less, then a
+        fresh one before a stored one, then the one with the most answers.
         """
         found = {_subject_of(record): record for record in sorted([*self.stored, *self.fresh], key=self._order)}
         return sorted(found.values(), key=self._order)
@@ -49,7 +49,7 @@ class Evidence:
         return [record for record in self.fresh if not is_whole(record) and id(record) not in shown]
 
     def _order(self, record: Record) -> tuple[Any, ...]:
-        rank = is_whole(record), self.is_fresh(record), *_worth(record)
+        rank = is_whole(record), "dtype" not in record.settings, self.is_fresh(record), _answers(record)
         return record.experiment, *split(record.facts.name), record.facts.name, *rank
 
     @cached_property
@@ -131,9 +131,8 @@ def _subject_of(record: Record) -> tuple[str, ...]:
     return record.experiment, record.facts.name, *spoken, *sorted(record.predictions)
 
 
-def _worth(record: Record) -> tuple[int, bool]:
-    answers = sum(nodes.numel() for found in record.predictions.values() for nodes in found.values())
-    return answers, "dtype" not in record.settings
+def _answers(record: Record) -> int:
+    return sum(nodes.numel() for found in record.predictions.values() for nodes in found.values())
 
 
 def split(name: str) -> tuple[str, int]:
@@ -183,6 +182,8 @@ class Control:
     def failed(self) -> bool:
         """Whether it does what only the effect should do."""
         share = self.row.estimate.value
+        if math.isnan(share):  # nothing that it could be counted on
+            return False
         return not (at_least(share, self.bound) if self.keeps else at_most(share, self.bound))
 
 

@@ -20,7 +20,6 @@ from loopscope.experiments.evidence import (
     at_most,
     listed,
     mean_of,
-    split,
 )
 from loopscope.experiments.records import Facts, Predictions, Record, Row, apart, percent
 from loopscope.experiments.suite import (
@@ -51,8 +50,8 @@ def _rows_of(evidence: Evidence, experiment: str, title: str, name: str) -> tupl
 def _native(evidence: Evidence) -> tuple[list[Record], bool]:
     """The records of D8L6 and D8L8 backbones, and whether all were measured."""
     cohorts = COHORTS["mechanism"], COHORTS["walkers"]
-    recipes = {recipe for cohort in cohorts for recipe in cohort.recipes}
-    found = {name: record for name, record in evidence.of(TRAJECTORIES).items() if split(name)[0] in recipes}
+    known = {name for cohort in cohorts for name in cohort.every}
+    found = {name: record for name, record in evidence.of(TRAJECTORIES).items() if name in known}
     wanted = {name for cohort in cohorts for name in cohort.backbones}
     return list(found.values()), wanted <= found.keys()
 
@@ -89,7 +88,7 @@ def worst(name: str, holds: Callable[[trajectories.Trajectory], bool], loop: Cal
 def variety(evidence: Evidence) -> Finding | None:
     """How many D8L8 backbones walk mainly in ones and how many in twos; both must occur."""
     cohort = COHORTS["walkers"]
-    records = [record for name, record in evidence.of(TRAJECTORIES).items() if split(name)[0] in cohort.recipes]
+    records = [record for name, record in evidence.of(TRAJECTORIES).items() if name in cohort.backbones]
     if not records:
         return None
     walks = [trajectories.walk_of(record.predictions, record.facts).walk for record in records]

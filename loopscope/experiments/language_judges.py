@@ -11,7 +11,7 @@ A control of a patch should not do what the patch does.  It fails if it does so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -39,6 +39,7 @@ from loopscope.lm.iteration_tests import STARTS
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING
 from loopscope.lm.letter_walks import LONGEST as WALKED
 from loopscope.lm.letter_walks import WALKS
+from loopscope.zoo import by_number
 
 CONTROLS = ("values", "unrelated", "wrong loop", "comparison")
 """What must do nothing."""
@@ -57,8 +58,13 @@ NOT_PASSED = "the search for these heads did not pass all of its steps"
 
 
 def _ranked(evidence: Evidence, records: Iterable[Record], patches: bool = True) -> list[Record]:
-    """The closest to the published protocol first."""
-    return sorted(records, key=lambda each: rank(each, evidence.lineage, patches))
+    """The closest to the published protocol first; then by name, and what was there before what is measured now."""
+
+    def order(each: Record) -> tuple[object, ...]:
+        rest = by_number(each.facts.name), evidence.is_fresh(each), str(each.settings.get("heads"))
+        return *rank(each, evidence.lineage, patches), *rest
+
+    return sorted(records, key=order)
 
 
 def _told(findings: Iterable[Finding]) -> Finding | None:
@@ -232,22 +238,29 @@ def _supervised(evidence: Evidence) -> list[Supervised]:
 
     A claim compares how models were trained, so it is not judged on a large model here and a small one there.
     """
-    runs: dict[tuple[object, ...], dict[str, Supervised]] = {}
+    runs: dict[tuple[object, ...], dict[str, dict[str, list[Record]]]] = {}
     for each in _ranked(evidence, evidence.every(ANTONYMS)):
         run = parameters_of(each), each.settings.get("boundary"), each.settings.get("loops")
-        runs.setdefault(run, {}).setdefault(each.facts.name, {}).setdefault(each.settings["supervision"], each)
+        named = runs.setdefault(run, {}).setdefault(each.facts.name, {form: [] for form in FORMS})
+        named[each.settings["supervision"]].append(each)
     found: list[Supervised] = []
-    for named in runs.values():
-        found += [both for both in named.values() if len(both) == len(FORMS)]
-        alone = ([each[form] for each in named.values() if [*each] == [form]] for form in FORMS)
-        pairs = zip_longest(*alone)
-        found += [{form: each for form, each in zip(FORMS, pair, strict=True) if each is not None} for pair in pairs]
+    for models in runs.values():
+        paired = [_paired(named) for named in models.values()]
+        found += [both for pairs in paired for both in pairs if len(both) == len(FORMS)]
+        alone = [both for pairs in paired for both in pairs if len(both) < len(FORMS)]
+        found += _paired({form: [each[form] for each in alone if form in each] for form in FORMS})
 
     def order(some: Supervised) -> tuple[object, ...]:
-        names = {each.facts.name for each in some.values()}
-        return len(some) < len(FORMS), len(names), *max(rank(each, evidence.lineage) for each in some.values())
+        names = sorted({by_number(each.facts.name) for each in some.values()})
+        return len(some) < len(FORMS), *max(rank(each, evidence.lineage) for each in some.values()), len(names), names
 
     return sorted(found, key=order)
+
+
+def _paired(records: Mapping[str, Sequence[Record]]) -> list[Supervised]:
+    """The first of each supervision, the second of each, ...; what has no partner stands alone."""
+    pairs = zip_longest(*(records[form] for form in FORMS))
+    return [{form: each for form, each in zip(FORMS, pair, strict=True) if each is not None} for pair in pairs]
 
 
 def _native(both: Supervised) -> Finding:

@@ -7,6 +7,7 @@ fitted, with what was known then: how the backbones walk, and that J_one and J_t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +27,8 @@ def select_native(evidence: Evidence) -> Finding | None:
 
     Not decided before all backbones of `DECIDING` have all maps that it speaks of.  A reduced budget decides nothing.
     """
-    return _judged(evidence, HOPS)
+    found, moving = _judged(evidence, HOPS), select_moving(evidence)
+    return found and replace(found, beside=(f"without k = 0: {moving.ours}",) if moving and found.used else ())
 
 
 def select_moving(evidence: Evidence) -> Finding | None:

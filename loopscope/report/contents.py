@@ -17,7 +17,6 @@ from loopscope.experiments import records
 from loopscope.experiments.records import Row, Table
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
-CHANGED = "changed"
 VERDICTS = (HOLDS, FAILS, NOT_RUN)
 
 NOW, STORED, BOTH = "recomputed now", "results/", "recomputed now and results/"

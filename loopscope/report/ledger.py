@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from loopscope.experiments.claims import FAILS, HOLDS, NOT_RUN, Verdict
 from loopscope.experiments.closeness import CHANGED
@@ -57,23 +58,28 @@ def _times(share: float, n: int) -> str:
     return f"{count:,} of {n:,}" if abs(share * n - count) < COUNTED else f"{percent(share)} %"
 
 
-def asides(verdict: Verdict) -> list[str]:
-    """What stands in the row beside its number: failed controls, remarks, what other records gave."""
+Lists = Mapping[tuple[str, ...], int]
+"""Lists of what was changed, by their numbers in a ledger that prints them below."""
+
+
+def asides(verdict: Verdict, lists: Lists = MappingProxyType({})) -> list[str]:
+    """What stands in the row beside its number: failed controls, remarks, what other records gave by which protocol."""
     found = [*map(control, verdict.failed), *verdict.beside]
     for each in verdict.others:
         fails = "".join(f"; {control(failed)}" for failed in each.failed)
-        found.append(f"{', '.join(each.models)}: {each.ours}, {each.verdict}{fails}")
+        found.append(f"{', '.join(each.models)}: {each.ours}, {each.verdict}, {protocol(each, lists)}{fails}")
     return found
 
 
 def known_changes(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], int]:
     """The lists of what was changed, numbered as they come."""
-    return {changed: number for number, changed in enumerate(_once(each.changed for each in verdicts), 1)}
+    every = [each for verdict in verdicts for each in (verdict, *verdict.others)]
+    return {changed: number for number, changed in enumerate(_once(each.changed for each in every), 1)}
 
 
-def protocol(verdict: Verdict, lists: Mapping[tuple[str, ...], int]) -> str:
-    """The label of a verdict, with the number of its list of changes."""
-    number = f" ({lists[verdict.changed]})" if verdict.changed else ""
+def protocol(verdict: Verdict, lists: Lists) -> str:
+    """The label of a verdict, with the number of its list of changes, where that has one."""
+    number = f" ({lists[verdict.changed]})" if verdict.changed in lists else ""
     return f"{verdict.protocol}{number}" if verdict.protocol else ""
 
 
@@ -92,12 +98,12 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     return "\n\n".join(parts)
 
 
-def _table(verdicts: Iterable[Verdict], lists: Mapping[tuple[str, ...], int]) -> str:
+def _table(verdicts: Iterable[Verdict], lists: Lists) -> str:
     lines = ["| claim | paper | ours | verdict | protocol |", "|---|---|---|---|---|"]
     for each in verdicts:
         who = f"{', '.join(each.models)}: " if each.models else ""
         number = [who + each.ours, interval(each), "" if each.n is None else f"n = {each.n:,}"]
-        ours = "<br>".join([", ".join(filter(None, number)), *asides(each)])
+        ours = "<br>".join([", ".join(filter(None, number)), *asides(each, lists)])
         claim = f"`{each.claim.id}`: {each.claim.text}"
         lines.append(f"| {claim} | {each.claim.paper} | {ours} | {each.verdict} | {protocol(each, lists)} |")
     return "\n".join(lines)

@@ -16,9 +16,9 @@ from importlib import resources
 from itertools import count
 from pathlib import Path
 
+from loopscope.experiments.closeness import CHANGED
 from loopscope.files import make_folder, reporting, sync_folder, write_synced
 from loopscope.report.contents import (
-    CHANGED,
     COST,
     FAILS,
     HOLDS,

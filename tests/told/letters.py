@@ -239,7 +239,7 @@ SMALL_SECTION = Section(
         _seed(0, "loop 8", _compared(0)),
         _seed(1, "loops 2-8", _compared(1)),
         _seed(2, "loop 8", "none left to compare"),
-        "Controls bring {least} to {most} %.",
+        "Controls of the rescue bring {least} to {most} %.",
         "seeds 1 and 2 have {one[walks][template 5, J, k = 8].p} % {one[walks][template 5, J, k = 8].i} and "
         "{two[walks][template 5, J, k = 8].p} {two[walks][template 5, J, k = 8].i} at 8.",
         "Of seed 2 two heads, `{two_heads}`, rescued all eight discovery pairs;",
