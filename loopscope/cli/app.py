@@ -69,11 +69,17 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1) -> None:
-    """A table with `left` text columns, the others aligned to the right as numbers."""
+def print_table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1, whole: bool = True
+) -> None:
+    """A table with `left` text columns, the others aligned to the right as numbers, which are never broken.
+
+    Nor is the first column, unless it is not to be `whole`.
+    """
     table = Table(title=Text(title), title_justify="left")  # Text: brackets are brackets, not styles
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", overflow="fold", no_wrap=index == 0)
+        unbroken = index >= left or (whole and index == 0)
+        table.add_column(column, justify="left" if index < left else "right", overflow="fold", no_wrap=unbroken)
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row))
     Console().print(table)

@@ -101,8 +101,12 @@ def lm_rules(
     from loopscope.lm.letter_training import retold
 
     parent_of(out)
-    if out.exists() or out.suffix != ".jsonl" or count < 1:
-        raise InputError(f"{out} must be a new file, .jsonl, and texts at least 1, not {count}")
+    if out.suffix != ".jsonl":
+        raise InputError(f"texts are written as .jsonl, not to {out.name}")
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out} exists already; give a file that does not")
+    if count < 1:
+        raise InputError(f"at least one text is written, not {count} (nearest: 1)")
     lines = (json.dumps({"text": retold(number)}) for number in range(count))
     write_synced(out, "".join(f"{line}\n" for line in lines).encode())
     print(f"{out}: {count:,} texts")

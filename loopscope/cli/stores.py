@@ -132,4 +132,4 @@ def _show_entries(found: list[Entry], as_json: bool) -> None:
     if as_json:
         return print_json({"entries": [asdict(entry) for entry in found]})
     rows = ((entry.name, entry.kind, entry.key[:8], entry.about, f"{entry.bytes:,}") for entry in found)
-    print_table(f"{len(found)} entries", ("name", "kind", "key", "about", "bytes"), rows, left=4)
+    print_table(f"{len(found)} entries", ("name", "kind", "key", "about", "bytes"), rows, left=4, whole=False)
