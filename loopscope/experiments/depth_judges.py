@@ -6,16 +6,16 @@ leave no choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from loopscope.experiments import chains, continuation_curves, parity_lengths
+from loopscope.experiments import chains, continuation_curves, parity_exact, parity_lengths
 from loopscope.experiments.continuation import WITHHELD
 from loopscope.experiments.evidence import ROUNDING, Evidence, Finding, at_least, at_most, listed, mean_of
 from loopscope.experiments.parity_counts import FAR, NATIVE, WITH_J
 from loopscope.experiments.parity_lengths import GAIN, GAINED, LIMIT
 from loopscope.experiments.records import Facts, Predictions, Record, Row, apart, percent
-from loopscope.experiments.suite import CHAINS, COHORTS, CONTINUATION, PARITY
+from loopscope.experiments.suite import CHAINS, COHORTS, CONTINUATION, PARITY, PARITY_EXACT
 
 T = TypeVar("T")
 
@@ -121,8 +121,21 @@ def parity_limit(evidence: Evidence) -> Finding | None:
         f"{name} {percent(each.value)} [{percent(each.low)}, {percent(each.high)}]" for name, each in shares.items()
     )
     far = [name for name in gains if parity_lengths.measured(records[name].predictions, *LIMIT) is not None]
-    beside = (f"gains over 101-500: {gained}; beyond 500 only {', '.join(far)} was measured",)
-    return Finding(holds, ours, gain.estimate, gain.n, used, of="J minus native", beside=beside)
+    beside = [f"gains over 101-500: {gained}; beyond 500 only {', '.join(far)} was measured"]
+    exact = evidence.of(PARITY_EXACT).get(most)
+    if exact is not None:
+        beside += _in_fp32(parity_exact.compared(exact.predictions, records[most].predictions))
+    return Finding(holds, ours, gain.estimate, gain.n, used, of="J minus native", beside=tuple(beside))
+
+
+def _in_fp32(compared: Sequence[parity_exact.Compared]) -> list[str]:
+    """Strings that were run in fp32, too, beside the same ones in fp16."""
+    return [
+        f"of {each.exact.strings} strings of {each.length} bits, {each.condition}, {each.exact.right} are right in fp32 "
+        f"and {each.counted.right} in fp16"
+        for each in compared
+        if each.counted is not None and each.same
+    ]
 
 
 # ---- chains of relations ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from loopscope.experiments import chains, continuation_curves, depth_judges, parity_lengths, parity_timing
+from loopscope.experiments import chains, continuation_curves, depth_judges, parity_exact, parity_lengths, parity_timing
 from loopscope.experiments.continuation import WITHHELD
 from loopscope.experiments.continuation_curves import GROUPS, INSIDE, J_ALONE, RINGS, STEERED
 from loopscope.experiments.evidence import Evidence
@@ -107,6 +107,10 @@ def _parity(evidence: Evidence) -> Known:
         text = parity_lengths.agreement(found[name].predictions) or ""
         apart_by[name] = [float(each) for each in re.findall(r"differs by ([\d.]+) points in the mean", text)]
     rest = [apart_by["parity-0"][1], *apart_by["parity-1"], *apart_by["parity-2"]]
+    exact = evidence.of("parity-fp32")["parity-1"].predictions
+    far = evidence.of("parity", "far")["parity-1"].predictions["far"]
+    by_loop = exact["600"]["right"].sum(-1)
+    halves = far["right"][:, 0, far["lengths"] == 600][:, 0]
     return {
         "gain": depth_judges.parity_gain(evidence), "limit": depth_judges.parity_limit(evidence),
         "near": rows, "far": Rows.of(tables["parity-1"], "Right at t = n, lengths 505-1000"),
@@ -114,6 +118,7 @@ def _parity(evidence: Evidence) -> Known:
         "coherence": f"{native.coherence:.2f}", "chance": f"{native.by_chance:.2f}",
         "native": native, "steered": steered,
         "drift": f"{abs(steered.drift.value):.1f}", "every": f"{400 / abs(steered.drift.value):.0f}",
+        "exact": parity_exact.compared(exact), "lengths": [*exact], "same": bool((by_loop == halves).all()),
         "within": percent(_within(rows)), "worst": apart_by["parity-0"][0], "rest": max(rest),
     }  # fmt: skip
 
@@ -143,6 +148,8 @@ PARITY = Section(
         "a fixed linear shift of the loop that is read, without J, is "
         "{near[parity-1][native, on the line, minus J, t = n].p} points "
         "{near[parity-1][native, on the line, minus J, t = n].i} above J at t = n.",
+        "of the same {exact[0].exact.strings} strings of 600 bits {exact[0].exact.right} are right natively and "
+        "{exact[1].exact.right} with J in both,",
         "In `parity-2` five points of {near[parity-2][J minus native, t = n].whole} are computation.",
         "its phases lie on no line (coherence {coherence}; random phases reach {chance}).",
         "with a drift of {drift} loops in 100 tokens, which is why accuracy at t = n comes and goes every {every} "
@@ -156,6 +163,8 @@ PARITY = Section(
         "{far_timing[J minus native, best offset of the other half].i}).",
     ],
     {
+        "and the counts are the same at each of the 21 loops around t = n.": lambda known: known["same"],
+        "800 and 1,000 bits are not done in fp32.": lambda known: known["lengths"] == ["600"],
         "In `parity-2` five points":
             lambda known: known["near"]["parity-2"]["J minus native, on the line"].whole == "5",
         "`parity-0` has natively nothing to find:": lambda known: not known["native"].lies_somewhere,
