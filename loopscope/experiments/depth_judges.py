@@ -131,8 +131,8 @@ def parity_limit(evidence: Evidence) -> Finding | None:
 def _in_fp32(compared: Sequence[parity_exact.Compared]) -> list[str]:
     """Strings that were run in fp32, too, beside the same ones in fp16."""
     return [
-        f"of {each.exact.strings} strings of {each.length} bits, {each.condition}, {each.exact.right} are right in fp32 "
-        f"and {each.counted.right} in fp16"
+        f"of {each.exact.strings} strings of {each.length} bits, {each.condition}, {each.exact.right} are right in "
+        f"fp32 and {each.counted.right} in fp16"
         for each in compared
         if each.counted is not None and each.same
     ]
