@@ -11,7 +11,7 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
     (README, "A model of 0.2M weights", "how large it is; `docs/looping-smollm2.md` has the count"),
     (
         README,
-        "one run per program would be 5.13 million",
+        "one run per program would be 5.61 million",
         "the cost of one run of `make reproduce`, of which nothing is kept",
     ),
     (FINDINGS, "Ouro-2.6B", "the name of a model"),
