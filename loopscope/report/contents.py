@@ -173,6 +173,11 @@ class Report:
                     )
 
 
+def titled(tables: Iterable[Table], beginning: str) -> list[Table]:
+    """The tables whose titles begin so."""
+    return [table for table in tables if table.title.startswith(beginning)]
+
+
 def percent(share: float) -> str:
     """A share as it is printed everywhere: per cent with one decimal and a proper minus sign."""
     return records.percent(share).replace("-", "\N{MINUS SIGN}")

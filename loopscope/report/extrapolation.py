@@ -11,14 +11,9 @@ from loopscope.experiments.depth_judges import chained
 from loopscope.experiments.evidence import ROUNDING, Evidence
 from loopscope.experiments.records import Record, Row, Table
 from loopscope.experiments.suite import CHAINS, COHORTS, CONTINUATION, EXPERIMENTS
-from loopscope.report.contents import Figure, Grid, Section
+from loopscope.report.contents import Figure, Grid, Section, titled
 from loopscope.report.figures import Line, curves, lines_in_panels
 from loopscope.tasks.populations import population
-
-
-def _titled(tables: Iterable[Table], beginning: str) -> list[Table]:
-    return [table for table in tables if table.title.startswith(beginning)]
-
 
 # ---- eight nodes -----------------------------------------------------------------------------------------------------
 
@@ -55,8 +50,8 @@ def continuation_section(evidence: Evidence) -> Section | None:
             text += _above(curve)
         else:
             figures.append(_strict(continuation_curves.strict_curves(found, facts, where)))
-            tables += map(_by_backbone, _titled(made, "Continuation: accuracy of J F by backbone"))
-        shown = [*_titled(made, "Continuation: accuracy over ranges"), *_titled(made, "Continuation: strict")]
+            tables += map(_by_backbone, titled(made, "Continuation: accuracy of J F by backbone"))
+        shown = [*titled(made, "Continuation: accuracy over ranges"), *titled(made, "Continuation: strict")]
         tables += shown
         known = {table.title for table in tables}
         more += [table for table in made if table.title not in known]
@@ -141,7 +136,7 @@ def chains_section(evidence: Evidence) -> Section | None:
     seen = chains.outcomes(record.predictions)
     tables = chains.tables(record.predictions, paper=True)
     figures = [_by_chain(record, tables), *_checks(seen)]
-    shown = [*_titled(tables, "Right answers by range"), *_titled(tables, "Spread over")]
+    shown = [*titled(tables, "Right answers by range"), *titled(tables, "Spread over")]
     every = [each for each in evidence.every(CHAINS) if each.facts.name == record.facts.name]
     text = [
         "The backbone learned chains of one to three relations, one loop for each. A map between all loops is trained "
@@ -158,7 +153,7 @@ def chains_section(evidence: Evidence) -> Section | None:
 
 def _by_chain(record: Record, tables: Iterable[Table]) -> Figure:
     lines = []
-    for table in _titled(tables, "Right answers by length, "):
+    for table in titled(tables, "Right answers by length, "):
         condition = table.title.removeprefix("Right answers by length, ")
         at = [float(row.name.removeprefix("length ")) for row in table.rows]
         lines.append(Line(condition, [row.estimate for row in table.rows], condition == chains.NATIVE, at))

@@ -9,7 +9,7 @@ from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence, scale, split
 from loopscope.experiments.records import Record, Row, Table
 from loopscope.experiments.suite import EXPERIMENTS, PARITY, PARITY_EXACT
-from loopscope.report.contents import Figure, Grid, Section
+from loopscope.report.contents import Figure, Grid, Section, titled
 from loopscope.report.figures import Line, lines_in_panels
 from loopscope.report.images import Square, loop_maps
 from loopscope.stats import Estimate
@@ -141,7 +141,7 @@ def _heat(records: Mapping[str, Record]) -> list[Figure]:
 def _at_n(made: Mapping[str, Sequence[Table]]) -> Grid:
     lines: dict[str, dict[str, Row]] = {name: {} for name in made}
     for name, tables in made.items():
-        for table in _titled(tables, "Right at t = n, lengths "):
+        for table in titled(tables, "Right at t = n, lengths "):
             lengths = table.title.rpartition(" ")[2]
             lines[name] |= {f"{lengths}, {row.name}": row for row in table.rows}
     columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
@@ -203,12 +203,8 @@ def _exits(made: Mapping[str, Sequence[Table]]) -> list[Grid]:
     grids: dict[str, dict[str, dict[str, Row]]] = {}
     notes = {}
     for name, tables in made.items():
-        for table in _titled(tables, "Computation or timing?"):
+        for table in titled(tables, "Computation or timing?"):
             grids.setdefault(table.title, {})[name] = {row.name: row for row in table.rows if row.name in EXITS}
             said = table.note.partition("; ")[2]
             notes[table.title] = said[:1].upper() + said[1:]
     return [Grid(title, EXITS, lines, notes[title]) for title, lines in grids.items()]
-
-
-def _titled(tables: Iterable[Table], beginning: str) -> list[Table]:
-    return [table for table in tables if table.title.startswith(beginning)]
