@@ -184,3 +184,11 @@ def test_a_training_without_its_weights_is_damage(tmp_path: Path) -> None:
     keep(store, TRAINING, "small-letter", {"weights": "a"})
     with pytest.raises(DamagedError, match="expected the weights before and after a training"):
         lineage([store])
+
+
+def test_a_recipe_without_its_settings_is_damage(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.write(TRAINING, {"recipe": {"name": "small-letter"}}, {"weights": "a" * 64, "made": "b" * 64}) as draft:
+        draft.json("history.json.xz", {})
+    with pytest.raises(DamagedError, match="expected the recipe of a training"):
+        lineage([store])

@@ -19,6 +19,7 @@ from loopscope.lm import letter_pairs
 from loopscope.lm.folders import weights_sha256
 from loopscope.lm.kept import keep, opened
 from loopscope.lm.tuning.fresh import Shape, write_fresh
+from loopscope.lm.tuning.recipes import recipe
 from loopscope.lm.tuning.words import write_words
 from loopscope.maps import Dense, map_files
 from loopscope.store import Artefact, Store
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def put_map(store: Store, folder: Path, width: int = 16, weights: str | None = None) -> Artefact:
     """A map as fitting writes it, in two loops."""
-    config: dict[str, Any] = {"recipe": {"name": "small-letter-map", "task": "letter", "loops": 2}}
+    config: dict[str, Any] = {"recipe": recipe("small-letter-map", ["loops=2", "stepwise=false"]).to_dict()}
     inputs = {"weights": weights or weights_sha256(folder)}
     with store.write("lm-map", config, inputs) as draft:
         for name, data in map_files(Dense(width)).items():

@@ -115,6 +115,7 @@ def reproduce(
     from loopscope.experiments.language import LANGUAGE
     from loopscope.experiments.suite import chosen
     from loopscope.store import Store
+    from loopscope.zoo import zoo_folder
 
     spoken = [name for name in experiments or () if name in LANGUAGE]
     others = [name for name in experiments or () if name not in LANGUAGE]
@@ -139,7 +140,8 @@ def reproduce(
         raise InputError(f"no profile {profile!r}; there are quick, paper{nearest(profile, ('quick', 'paper'))}")
     if export is not None:
         export_records(Store(store), Store(export))
-    page, verdicts = _page(_evidence(stored, fresh, results, store, zoo), out)
+    weights = zoo_folder(zoo) if profile == "quick" else None
+    page, verdicts = _page(_evidence(stored, fresh, results, store, weights), out)
     if as_json:
         costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
         return print_json({"page": str(page), "claims": [in_json(each) for each in verdicts], "measured": costs})

@@ -260,7 +260,7 @@ def _map(record: Record, lineage: Lineage) -> list[Change]:
         return [Change("map", "how the map was fitted is not kept")]
     step = TUNED[_published(record)[1]]
     found = []
-    if fitted["stepwise"] != step.stepwise:
+    if _taught(record, lineage)[1]:
         after, paper = _by_steps(fitted["stepwise"])
         pace = f", {fitted['pace']:g} steps a loop" if fitted["pace"] > 1 else ""
         grown = f", depths growing from {fitted['grow_from']}" if fitted.get("grow_every") else ""

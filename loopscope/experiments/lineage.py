@@ -8,18 +8,25 @@ which weights).  So what was trained, in which stages and from which start, is l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from loopscope.files import damaged
 from loopscope.lm.tuning.jobs import KIND as MAP
 from loopscope.lm.tuning.jobs import TRAINING
+from loopscope.lm.tuning.recipe import Recipe as Settings
 from loopscope.manifest import MANIFEST
 from loopscope.maps import CONFIG_FILE, WEIGHTS_FILE, files_key
 from loopscope.store import Artefact, Store
+from loopscope.training.recipe import FOR_READERS
 
 Recipe = Mapping[str, Any]
 """The settings of a recipe, as a manifest has them."""
+
+
+DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
+NEEDED = {each.name for each in fields(Settings)} - DEFAULTS.keys() - {*FOR_READERS}
+"""Settings that every recipe has had from the beginning."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ def lineage(stores: Iterable[Store]) -> Lineage:
 
 
 def _recipe(artefact: Artefact) -> Recipe:
+    """The settings of a recipe; one from before there was a setting has that setting's default."""
     match artefact.manifest.config:
-        case {"recipe": dict(recipe)}:
-            return recipe
+        case {"recipe": dict(recipe)} if recipe.keys() >= NEEDED:
+            return DEFAULTS | recipe
     raise damaged(artefact.folder / MANIFEST, "the recipe of a training", "something else")
