@@ -4,7 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup reproduce test check check-slow lint types clean
+LOWEST := .venv-lowest
+# A minute or two of what depends on other packages: adapters, tokenizers, files, figures, commands.
+FEW    := $(addprefix tests/test_,annotations.py cli.py execute.py lm_cli.py lm_text.py lowest.py maps.py ouro.py placement.py program.py \
+            readouts.py report.py smollm2.py stacks.py stats.py store.py zoo.py)
+
+.PHONY: help setup reproduce test check check-slow check-lowest lint types clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,5 +40,14 @@ check: lint types test  ## everything CI runs
 check-slow: setup ## the checks that take minutes
 	$(BIN)/python -m pytest -q -m slow
 
-clean:           ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+check-lowest: $(LOWEST)/.ready ## a few tests with the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest -q -m "not slow" $(FEW)
+
+$(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
+	  -e '.[plot,lm]' beartype hypothesis pytest pytest-xdist scipy statsmodels
+	@touch $@
+
+clean:           ## remove the environments and caches
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache

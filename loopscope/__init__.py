@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loopscope.address import grid as grid
     from loopscope.artefacts import load_backbone as load_backbone
     from loopscope.artefacts import load_fit as load_fit
+    from loopscope.conformity import check_model as check_model
     from loopscope.execute import Result as Result
     from loopscope.execute import Sweep as Sweep
     from loopscope.execute import run as run
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "address": ("Address", "Site", "grid"),
     "artefacts": ("load_backbone", "load_fit"),
+    "conformity": ("check_model",),
     "execute": ("Result", "Sweep", "run", "sweep"),
     "maps": ("Dense", "DiagonalLowRank", "ResidualLowRank", "load_map", "save_map"),
     "model": ("LoopedTransformer", "ModelConfig", "graph_walk_config", "parity_config", "relations_config"),

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from loopscope.bounds import POSITIONS, cut, shown
 from loopscope.errors import InputError, nearest
 
 COMPONENTS = ("resid", "q", "k", "v", "pattern", "z", "attn_out", "mlp_out")
@@ -22,6 +23,9 @@ COMPONENTS = ("resid", "q", "k", "v", "pattern", "z", "attn_out", "mlp_out")
 projection; attn_out and mlp_out are what the sublayers add to the residual stream."""
 
 PER_HEAD = frozenset({"q", "k", "v", "pattern", "z"})
+
+MOST_NAMED = 100_000
+"""Heads or rows that one address may list."""
 
 _FORM = "[loop[t].]layer[n][.head[i,j]][.row[i,j]].component"
 _SITE_EXAMPLE = "layer[2].head[0].row[-1].pattern"
@@ -41,17 +45,23 @@ class Site:
     def __post_init__(self) -> None:
         if self.component not in COMPONENTS:
             raise InputError(
-                f"unknown component {self.component!r}; there are {', '.join(COMPONENTS)}"
-                f"{nearest(self.component, COMPONENTS)}"
+                f"unknown component {shown(self.component)}; there are {', '.join(COMPONENTS)}"
+                f"{nearest(str(self.component)[:80], COMPONENTS)}"
             )
+        for name, numbers in (("layer", (self.layer,)), ("head", self.heads), ("row", self.rows)):
+            _check_numbers(name, numbers)
         if self.heads is not None and self.component not in PER_HEAD:
             raise InputError(f"{self.component} has no heads (nearest: {replace(self, heads=None)})")
         if self.heads is not None and not _distinct(self.heads):
             near = replace(self, heads=tuple(dict.fromkeys(self.heads)) or None)
-            raise InputError(f"head{list(self.heads)} must name at least one head, each once (nearest: {near})")
+            raise InputError(
+                f"head{cut(str(list(self.heads)))} must name at least one head, each once (nearest: {cut(str(near))})"
+            )
         if self.rows is not None and not _distinct(self.rows):
             near = replace(self, rows=tuple(dict.fromkeys(self.rows)) or None)
-            raise InputError(f"row{list(self.rows)} must name at least one row, each once (nearest: {near})")
+            raise InputError(
+                f"row{cut(str(list(self.rows)))} must name at least one row, each once (nearest: {cut(str(near))})"
+            )
 
     def __str__(self) -> str:
         heads = "" if self.heads is None else f".head[{','.join(map(str, self.heads))}]"
@@ -63,7 +73,9 @@ class Site:
         """Read `layer[2].head[0,1].row[-1].pattern`; raises InputError on anything else."""
         loop, site = _parse(text, _SITE_EXAMPLE)
         if loop is not None:
-            raise InputError(f"address {text!r} names a loop, but the call it stands in is the loop (nearest: {site})")
+            raise InputError(
+                f"address {shown(text)} names a loop, but the call it stands in is the loop (nearest: {site})"
+            )
         return site
 
     def resolve(self, *, layers: int, heads: int, rows: int) -> Site:
@@ -85,8 +97,8 @@ class Site:
             inside = all(-rows <= row < rows for row in self.rows or ())
             exists = inside and (near.layer, near.heads) == (self.layer, self.heads)
             raise InputError(
-                f"{self} {'names a row twice' if exists else 'does not exist'}: "
-                f"layers 1..{layers}, heads 0..{heads - 1}, rows 0..{rows - 1} (nearest: {near})"
+                f"{cut(str(self))} {'names a row twice' if exists else 'does not exist'}: "
+                f"layers 1..{layers}, heads 0..{heads - 1}, rows 0..{rows - 1} (nearest: {cut(str(near))})"
             )
         every_head = tuple(range(heads)) if self.component in PER_HEAD else None
         return Site(self.layer, self.component, self.heads or every_head, tuple(positions))
@@ -100,6 +112,7 @@ class Address:
     site: Site
 
     def __post_init__(self) -> None:
+        _check_numbers("loop", (self.loop,))
         if self.loop < 1:
             raise InputError(
                 f"loop {self.loop} does not exist: loops are counted from 1 (nearest: loop[1].{self.site})"
@@ -113,7 +126,7 @@ class Address:
         """Read `loop[7].layer[2].head[2].row[-1].pattern`; raises InputError on anything else."""
         loop, site = _parse(text, f"loop[7].{_SITE_EXAMPLE}")
         if loop is None:
-            raise InputError(f"address {text!r} names no loop (nearest: loop[1].{site})")
+            raise InputError(f"address {shown(text)} names no loop (nearest: loop[1].{site})")
         return Address(loop, site)
 
 
@@ -137,31 +150,43 @@ def _clamp(value: int, low: int, high: int) -> int:
     return max(low, min(high, value))
 
 
+def _check_numbers(name: str, numbers: tuple[int, ...] | None) -> None:
+    """InputError for anything but whole numbers that a place may have, and for a list that names no real place."""
+    if numbers is None:
+        return
+    if not isinstance(numbers, tuple) or len(numbers) > MOST_NAMED:
+        told = f"{len(numbers)} of them" if isinstance(numbers, tuple) else shown(numbers)
+        raise InputError(f"{name}[...] lists at most {MOST_NAMED} numbers, not {told}")
+    for number in numbers:
+        if not isinstance(number, int) or abs(number) > POSITIONS:
+            raise InputError(f"{name}[{shown(number)}] is no place: {name}s have whole numbers of at most {POSITIONS}")
+
+
 def _distinct(chosen: tuple[int, ...]) -> bool:
     return 0 < len(chosen) == len(set(chosen))
 
 
 def _parse(text: str, example: str) -> tuple[int | None, Site]:
-    form = f"the form is {_FORM}, such as {example}"
+    form, said = f"the form is {_FORM}, such as {example}", shown(text)
     *parts, component = text.strip().rsplit(".", 1)
     found: dict[str, tuple[int, ...] | None] = {}
     for part in parts[0].split(".") if parts else []:
         match = _PART.fullmatch(part)
         order = ("loop", "layer", "head", "row")
         if match is None or (found and order.index(match[1]) <= max(order.index(name) for name in found)):
-            raise InputError(f"cannot read {part!r} in address {text!r}; {form}")
+            raise InputError(f"cannot read {shown(part)} in address {said}; {form}")
         items = match[2].split(",")
         if match[2].strip() == "*":
             found[match[1]] = None
         elif all(_NUMBER.fullmatch(item) for item in items):
             found[match[1]] = tuple(int(item) for item in items)
         else:
-            raise InputError(f"cannot read {part!r} in address {text!r}; inside [] stand whole numbers or *; {form}")
+            raise InputError(f"cannot read {shown(part)} in address {said}; inside [] stand whole numbers or *; {form}")
     layer = found.get("layer")
     if layer is None or len(layer) != 1:
-        raise InputError(f"address {text!r} must name one layer; {form}")
+        raise InputError(f"address {said} must name one layer; {form}")
     loop = found.get("loop", ())
     if loop is None or len(loop) > 1:
-        raise InputError(f"address {text!r} must name one loop; {form}")
+        raise InputError(f"address {said} must name one loop; {form}")
     site = Site(layer[0], component, found.get("head"), found.get("row"))
     return (loop[0] if loop else None), site

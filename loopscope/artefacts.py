@@ -13,14 +13,15 @@ All loaders hash what they read.  What does not fit is damage, told with file, e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from typing import Any
 
 import torch
 
 from loopscope.errors import InputError, LoopscopeError
 from loopscope.files import damaged
-from loopscope.manifest import MANIFEST
+from loopscope.manifest import MANIFEST, check_file_name
 from loopscope.maps import AffineMap, load_map, not_finite
 from loopscope.model import LoopedTransformer, ModelConfig
 from loopscope.store import Artefact, Store
@@ -30,6 +31,8 @@ LM, LM_MAP = "lm", "lm-map"
 WEIGHTS, RESULT = "weights.safetensors", "result.json"
 WEIGHTS_SHA = "weights"
 """Among the inputs of a language model and of its maps: the SHA-256 of the weights."""
+IDENTITY = "identity"
+"""Beside it, since identity version 2: the key of all that the model computes with (`lm.identity`)."""
 
 EXACT = (torch.bfloat16, torch.float16, torch.float32)
 """Types whose every value fp32 holds."""
@@ -39,9 +42,17 @@ def name_of(artefact: Artefact) -> str:
     """What people call it: "d8l6-3" (recipe and seed) for a backbone, "one-1@d8l6-3" (recipe, fit, backbone) for a map.
 
     A language model has a name of its own, "letters-4x128", and its map goes by its recipe and that.
-    A backbone that is not in the map's store, and an artefact of another make, go by the first 8 digits of their key.
-    Names are for people: two recipes may share one, keys never collide.
+    A backbone that cannot be read from the map's store, and an artefact of another make, go by the first 8 digits of
+    their key; so does one whose name could be no file's.  Names are for people: two recipes may share one, keys never
+    collide.
     """
+    try:
+        return check_file_name(_told_name(artefact))
+    except LoopscopeError:
+        return artefact.key[:8]
+
+
+def _told_name(artefact: Artefact) -> str:
     manifest = artefact.manifest
     match manifest.kind, manifest.config:
         case "backbone", {"recipe": {"name": str(recipe)}, "seed": int(seed)}:
@@ -55,6 +66,19 @@ def name_of(artefact: Artefact) -> str:
     return artefact.key[:8]
 
 
+def recipe_of(artefact: Artefact, *settings: str) -> dict[str, Any]:
+    """The recipe of a backbone or map: its `name`, and its `data` with their `task` and these settings.
+
+    DamagedError where the manifest does not say all that, or of a map not which fit it is.
+    """
+    match artefact.manifest.config:
+        case {"recipe": {"name": str(), "data": {"task": str()} as data} as recipe} if data.keys() >= {*settings}:
+            if artefact.manifest.kind != MAP or type(artefact.manifest.config.get("fit")) is int:
+                return dict(recipe)
+    wanted = ", ".join(("name", "task", *settings, *(["fit"] if artefact.manifest.kind == MAP else [])))
+    raise damaged(artefact.folder / MANIFEST, f"a recipe with {wanted}", "something else")
+
+
 def _backbone_name(fit: Artefact) -> str:
     key = fit.manifest.inputs[BACKBONE]
     try:
@@ -64,10 +88,18 @@ def _backbone_name(fit: Artefact) -> str:
 
 
 def model_of(step: Artefact, stores: Iterable[Store]) -> Artefact | None:
-    """The language model that a map of one was fitted to, by its weights, from the first store that has it."""
-    weights = step.manifest.inputs.get(WEIGHTS_SHA)
-    models = (model for store in stores for model in store.all(LM))
-    return next((model for model in models if weights and model.manifest.inputs.get(WEIGHTS_SHA) == weights), None)
+    """The language model that a map of one was fitted to, from the first store that has it.
+
+    It is known by its identity or, where either has only version 1 of that, by its weights.  The error of a model that
+    cannot be read, where none was found before it: it might be the one.
+    """
+    models = (model for store in stores for model in store.every(LM))
+    return next((model for model in models if _belong(step.manifest.inputs, model.manifest.inputs)), None)
+
+
+def _belong(step: Mapping[str, str], model: Mapping[str, str]) -> bool:
+    role = IDENTITY if IDENTITY in step and IDENTITY in model else WEIGHTS_SHA
+    return role in step and step[role] == model.get(role)
 
 
 def _store_of(artefact: Artefact) -> Store:

@@ -8,18 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from loopscope.address import Address
+from loopscope.conformity import check_map
 from loopscope.errors import InputError, nearest
 from loopscope.files import first_line
+from loopscope.finite import has_bad
 from loopscope.maps import not_finite
 from loopscope.plan import MAIN, Plan
 from loopscope.program import Call, Given, Map, Program
-from loopscope.protocol import LoopedModel, TokenMap
+from loopscope.protocol import STATES, LoopedModel, TokenMap
+
+TOKENS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""Types of token inputs."""
 
 
 def moved(name: str, tensor: Tensor, device: torch.device | None) -> Tensor:
-    """A tensor on the model's device; anything else is refused."""
+    """A tensor on the model's device; what holds no numbers of a usable type is refused."""
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name!r} must be a torch tensor, not a {type(tensor).__name__}")
+    if tensor.dtype not in (*TOKENS, *STATES):
+        raise InputError(f"{name!r} is of type {_dtype(tensor)}; there are {', '.join(map(_name, (*TOKENS, *STATES)))}")
+    if tensor.is_meta or tensor.layout != torch.strided:
+        raise InputError(
+            f"{name!r} must be an ordinary tensor with values, not one on {tensor.device}, {tensor.layout}"
+        )
     return tensor.to(device)
 
 
@@ -48,6 +59,8 @@ def named_inputs(
             )
         if is_state and tensor.shape[2] != model.width:
             raise InputError(f"state {name!r} has width {tensor.shape[2]}, the model {model.width}")
+        if is_state and has_bad(tensor):
+            raise InputError(f"state {name!r} holds NaN or infinity")
         named[is_state][name] = tensor
     return named
 
@@ -156,9 +169,16 @@ def check_kinds(
     A probe of a few rows finds out what the model takes; InputError says what does not fit.
     """
     h = torch.empty(0)
-    for tokens in named[False].values():
+    for name, tokens in named[False].items():
         ends = torch.stack([tokens.amin(), tokens.amax()])
-        h = model.embed(ends[:, None].expand(2, tokens.shape[1]).contiguous())
+        low, high = ends.tolist()
+        try:
+            h = model.embed(ends[:, None].expand(2, tokens.shape[1]).contiguous())
+        except (IndexError, RuntimeError) as error:
+            told = f"tokens {low}..{high} of {name!r}, {tokens.shape[1]} in a row"
+            raise InputError(f"the model does not take {told}: {first_line(error)}") from None
+        if low < 0:  # an index from the end, to some models
+            raise InputError(f"token {low} of {name!r} does not exist: tokens are counted from 0 (nearest: 0)")
     for name, state in named[True].items():
         try:
             model.read(state[:1, :1])
@@ -167,22 +187,33 @@ def check_kinds(
         h = state
     row = h.new_zeros((1, 1, model.width))
     for name, step in maps.items():
+        if not callable(step):
+            raise InputError(f"map {name!r} must be a function of states, not a {type(step).__name__}")
         try:
             after = step(row)
         except RuntimeError as error:
             raise InputError(
                 f"map {name!r} does not take states of width {model.width}, {_dtype(row)}: {first_line(error)}"
             ) from None
+        if not isinstance(after, Tensor):
+            raise InputError(f"map {name!r} must give states, not a {type(after).__name__}")
         if after.shape != row.shape or after.dtype != row.dtype:
             found = f"{_dtype(after)} of width {after.shape[-1]}"
             raise InputError(f"map {name!r} turns {_dtype(row)} of width {model.width} into {found}")
+        check_map(name, step, row)
     for name, tensor in given.items():
         if tensor.dtype != row.dtype:
             raise InputError(f"tensor ${name} is {_dtype(tensor)}, but the states are {_dtype(row)}")
+        if has_bad(tensor):
+            raise InputError(f"tensor ${name} holds NaN or infinity")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name(tensor.dtype)
 
 
 def check_given(plan: Plan, given: Mapping[str, Tensor], examples: int, model: LoopedModel) -> None:

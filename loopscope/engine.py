@@ -21,6 +21,7 @@ from torch import Tensor
 
 from loopscope.address import COMPONENTS, PER_HEAD
 from loopscope.crowd import Crowd, Inputs
+from loopscope.finite import Watch
 from loopscope.plan import MAIN, Lane, LayerNeed, Node, Placed, Plan, ordered
 from loopscope.program import Map
 from loopscope.protocol import LoopedLayer, LoopedModel, TokenMap
@@ -29,6 +30,8 @@ from loopscope.rows import Fan, Part, Slab, columns, mix, patterns
 K = TypeVar("K")
 Put = Callable[[str, Tensor, tuple[int, ...], list[int]], Tensor]
 """(component, tensor, its rows, key rows of a pattern) -> the tensor after patches, noted down where asked for."""
+See = Callable[[Tensor, Tensor], None]
+"""Looks at queries and keys that go into fused attention, which would hide that they are not finite."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Block:
 
 
 def through(
-    layer: LoopedLayer, x: Slab, need: LayerNeed, context: list[Part], explicit: bool, put: Put
+    layer: LoopedLayer, x: Slab, need: LayerNeed, context: list[Part], explicit: bool, put: Put, see: See
 ) -> tuple[Slab | None, Part]:
     """One layer on the rows of x: (the rows that leave it, its keys and values).
 
@@ -71,6 +74,7 @@ def through(
     q = put("q", q, mixed, [])
     parts = [*context, own] if keyed else context
     if not explicit and not context and keyed == mixed == tuple(range(len(mixed))):
+        see(q, k)
         z = nnf.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scale)
     else:
         alpha = put("pattern", patterns(q, mixed, parts, layer.scale), mixed, columns(parts))
@@ -100,10 +104,11 @@ class Engine:
         picked: Int[Tensor, " examples"],
         of: int,
         stack: int,
+        watch: Watch,
     ) -> None:
         self.model, self.plan, self.inputs, self.maps, self.given = model, plan, inputs, maps, given
         self.picked, self.of, self.stack, self.rows = picked, of, stack, 0
-        self.examples = len(picked)
+        self.examples, self.watch = len(picked), watch
         self.states: dict[Node, list[Slab]] = {}
         self.notes: dict[tuple[Node | Lane, int, str], list[Slab]] = {}
         self.readings: dict[Node | Lane, list[Slab]] = {}
@@ -184,13 +189,14 @@ class Engine:
 
     def _base_call(self, node: Node, crowd: Crowd, x: list[Slab]) -> list[Slab]:
         for number, (layer, need) in enumerate(zip(self.model.layers, node.layers, strict=True), start=1):
+            see = self._see(node, number)
             context: list[Part] = []
             after: list[Slab] = []
             for slab in x:
                 slab = slab.among(ordered(need.entering))
                 seen: dict[str, Slab] = {}
                 self._count(len(slab.data), slab.rows, need)
-                out, own = through(layer, slab, need, context, "pattern" in need.noted, self._noting(seen))
+                out, own = through(layer, slab, need, context, "pattern" in need.noted, self._noting(seen), see)
                 after.append(out or Slab((), slab.data[..., :0, :]))
                 context = [Part(own.rows, own.k, own.v, crowd.fan)] if own.rows else []
                 for component in COMPONENTS:
@@ -200,7 +206,12 @@ class Engine:
                         held = seen.get(component, Slab((), slab.data)).among(ordered(wanted))
                         self.notes.setdefault((node, number, component), []).append(held.alone())
             x = after
-        return [Slab(slab.rows, self.model.close(slab.data)) for slab in x]
+        return [Slab(slab.rows, self._closed(node, slab.data)) for slab in x]
+
+    def _closed(self, node: Node, h: Tensor) -> Tensor:
+        """States after the last layer as F leaves them; looked at before a norm can hide what is in them."""
+        self.watch.see(h, "loop", node.loop)
+        return self.model.close(h)
 
     def _noting(self, seen: dict[str, Slab]) -> Put:
         """Change nothing, remember everything until the layer is done."""
@@ -239,7 +250,7 @@ class Engine:
         held = [lane for lane in lanes if lane.need]
         for group in _grouped(held, lambda lane: id(self.blocks[lane][0])).values():
             block = self.blocks[group[0]][0]
-            self._hold(list(block.lanes), block.slab.rows, self.model.close(block.slab.data))
+            self._hold(list(block.lanes), block.slab.rows, self._closed(node, block.slab.data))
 
     def _lane_layer(self, node: Node, number: int, layer: LoopedLayer, lanes: list[Lane]) -> None:
         """One layer for lanes of one node that compute the same rows."""
@@ -254,7 +265,9 @@ class Engine:
             for lane in lanes
         )
         self._count(len(x), rows, need)
-        out, _ = through(layer, Slab(rows, x), need, context, explicit, self._patching(lanes, number))
+        out, _ = through(
+            layer, Slab(rows, x), need, context, explicit, self._patching(lanes, number), self._see(node, number)
+        )
         if out is not None:
             self._hold(lanes, out.rows, out.data.unflatten(0, (self.examples, count)))
 
@@ -359,6 +372,9 @@ class Engine:
         block = Block(tuple(lanes), Slab(rows, data))
         for at, lane in enumerate(lanes):
             self.blocks[lane] = (block, at)
+
+    def _see(self, node: Node, number: int) -> See:
+        return lambda q, k: self.watch.scores(q, k, "loop", node.loop, "layer", number)
 
     def _reading(self, slab: Slab) -> Slab:
         return Slab(slab.rows, self.model.read(slab.data))

@@ -24,6 +24,18 @@ class DamagedError(LoopscopeError):
     exit_code = 3
 
 
+class NewerError(LoopscopeError):
+    """A file is of a newer schema than this version reads.  It is not damaged: nothing replaces or removes it."""
+
+    exit_code = 3
+
+
+class NotFiniteError(LoopscopeError, ArithmeticError):
+    """Numbers left the range of their type: NaN or infinity in a run or in training.  Nothing was written."""
+
+    exit_code = 2
+
+
 def nearest(asked: str, choices: Iterable[str]) -> str:
     """The choice most like `asked`, as the tail of an error line: " (nearest: ...)", or "" without choices."""
     known = list(choices)

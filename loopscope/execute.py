@@ -28,9 +28,11 @@ from loopscope.checks import (
     named_inputs,
     with_loop,
 )
+from loopscope.conformity import ensure
 from loopscope.crowd import Inputs
 from loopscope.engine import Engine
 from loopscope.errors import InputError, nearest
+from loopscope.finite import Watch
 from loopscope.plan import MAIN, Plan, Sizes
 from loopscope.program import Call, Given, Map, Program, Run, Source, as_program
 from loopscope.protocol import LoopedModel, TokenMap, device_of
@@ -159,7 +161,8 @@ def run(
     - Tensors are moved to the model's device; results stay there.
     - `chunk` (examples at a time) and `stack` (patched runs at a time) are chosen from memory unless given.
 
-    Raises InputError before anything is computed when a name, place or shape does not fit.
+    Raises InputError before anything is computed when a name, place or shape does not fit, or the model does not keep
+    to the protocol (`conformity`); NotFiniteError when numbers leave the range on the way.
     """
     asked = list(dict.fromkeys(map(as_program, [programs] if isinstance(programs, ProgramLike) else programs)))
     maps = dict(maps or {})
@@ -180,6 +183,7 @@ def run(
     plan = Plan(asked, sizes, reads, read_rows, kept)
     check_given(plan, given, examples, model)
     check_kinds(model, named, {name: maps[name] for name in used}, given)
+    ensure(model, tokens, state)
 
     device = next(iter(named[tokens is None].values())).device  # of a model that is no torch module, too
     chunk, stack = fit(plan, model, device, examples, chunk, stack)
@@ -187,16 +191,17 @@ def run(
     if tokens is not None:  # examples that share tokens side by side, so that they fall into one chunk
         order = torch.unique(named[False][MAIN], dim=0, return_inverse=True)[1].argsort(stable=True)
     collected: dict[tuple[Program, str | Address], Tensor] = {}
-    total = 0
+    total, watch = 0, Watch()
 
     def collect(key: tuple[Program, str | Address], picked: Tensor, value: Tensor) -> None:
         if key not in collected:
             collected[key] = value.new_empty((examples, *value.shape[1:]))
         collected[key][picked] = value
+        watch.see(value, key[1], "of", key[0])
 
     for piece in order.split(chunk):
         inputs = {kind: Inputs({n: t[piece] for n, t in group.items()}) for kind, group in named.items() if group}
-        engine = Engine(model, plan, inputs, maps, given, piece, examples, stack)
+        engine = Engine(model, plan, inputs, maps, given, piece, examples, stack, watch)
         engine.execute()
         total += engine.rows
         for program in asked:
@@ -210,6 +215,7 @@ def run(
                 value = engine.component(node, lane, MAIN, site.layer, site.component, site.rows or ())
                 value = value if site.heads is None else value[:, list(site.heads)]
                 collect((program, address), piece, value)
+    watch.check("the run", next(iter(collected.values())).dtype)
     traces = {
         program: Trace(
             program,

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,11 +21,20 @@ import torch
 from torch import Tensor
 
 import loopscope
-from loopscope.errors import InputError
-from loopscope.files import damaged, first_line, read
+from loopscope.errors import InputError, NewerError
+from loopscope.files import damaged, first_line, names_in, read, refuse_link
 
 SCHEMA = 1  # of the layout above; the manifest's text form and its own digest stay the same in every version
 MANIFEST = "manifest.json"
+
+MANIFEST_LIMIT = 4 << 20
+"""Bytes of a manifest; those of real artefacts have up to 7,000."""
+
+JSON_LIMIT = 64 << 20
+"""Bytes of a JSON file; as Python objects they may take thirty times as much."""
+
+HEADER_LIMIT = 16 << 20
+"""Bytes of the header of a safetensors file: over 100,000 tensors."""
 
 KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -37,6 +47,12 @@ class FileRecord:
 
     sha256: str
     size: int
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.sha256, str) and KEY.fullmatch(self.sha256)):
+            raise InputError(f"a file of SHA-256 {self.sha256!r}; it has 64 hexadecimal digits")
+        if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 0:
+            raise InputError(f"a file of {self.size!r} bytes")
 
 
 @dataclass(frozen=True)
@@ -79,35 +95,34 @@ def artefact_key(kind: str, config: dict[str, Any], inputs: Inputs | None = None
 def parse_tensors(data: bytes, source: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors in the bytes of a safetensors file; `source` names it in errors.
 
-    `DamagedError` for whatever `strict_tensors` refuses.
-    """
-    try:
-        return strict_tensors(data)
-    except ValueError as error:
-        raise damaged(source, "a safetensors file", str(error)) from error
-
-
-def strict_tensors(data: bytes) -> dict[str, Tensor]:
-    """The tensors in the bytes of a safetensors file; ValueError says in one line why there are none.
-
-    Anything else, a pickle for one, is refused unopened; so is a tensor named twice, which safetensors lets pass.
+    `DamagedError` for anything else, a pickle for one, which is refused unopened; so is a tensor named twice, which
+    safetensors lets pass.
     """
     try:
         length = int.from_bytes(data[:8], "little")
         if length > len(data) - 8:
             raise ValueError(f"{len(data)} bytes that start {data[:8]!r}")
-        json.loads(data[8 : 8 + length], object_pairs_hook=_once_each)
+        if length > HEADER_LIMIT:
+            raise ValueError(f"a header of {length:,} bytes, which may have {HEADER_LIMIT:,}")
+        parse_json(data[8 : 8 + length])
         return safetensors.torch.load(data)
     except (KeyError, RecursionError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(first_line(error)) from error
+        raise damaged(source, "a safetensors file", first_line(error)) from error
+
+
+def parse_json(data: str | bytes) -> Any:
+    """The value of a JSON text; ValueError or RecursionError where there is none, or a name stands twice in an object.
+
+    Of two such values JSON says nothing; most readers would take the last one without a word.
+    """
+    return json.loads(data, object_pairs_hook=_once_each)
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in names:
-            raise ValueError(f"{name!r} twice in the header")
-        names[name] = value
+    names = dict(pairs)
+    if len(names) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice[:60]!r} twice")
     return names
 
 
@@ -135,26 +150,59 @@ def circumstances(device: torch.device) -> dict[str, Any]:
 
 
 def manifest_text(body: dict[str, Any]) -> bytes:
-    """`body` and its digest, so that a flipped bit anywhere in the manifest is noticed."""
+    """`body` and its digest, so that a flipped bit anywhere in the manifest is noticed.
+
+    InputError for one that would be too large to be read again.
+    """
     whole = {**body, "digest": digest(body)}
-    return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    if len(text) > MANIFEST_LIMIT:
+        raise InputError(f"a manifest of {len(text):,} bytes; config and file names may take {MANIFEST_LIMIT:,}")
+    return text
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest in an artefact's folder, after checking that it is intact and belongs to this folder."""
-    path = folder / MANIFEST
-    raw = read(path)
+def read_digested(path: Path, what: str) -> dict[str, Any]:
+    """The body of a file that `manifest_text` wrote, its digest compared and taken out; it has a `schema`.
+
+    DamagedError where it is not `what` it should be.
+    """
+    raw = read(path, limit=MANIFEST_LIMIT, links=False)
     try:
         body = json.loads(raw)
         promised = body.pop("digest")
-        intact, newer = raw == manifest_text(body), body["schema"] > SCHEMA
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise damaged(path, "a manifest", f"{type(error).__name__}: {first_line(error)}") from error
+        intact = raw == manifest_text(body)
+        _whole(body["schema"])
+    except (AttributeError, InputError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise damaged(path, what, f"{type(error).__name__}: {first_line(error)}") from error
     if not intact:
         raise damaged(path, f"content of digest {promised}", digest(body))
-    if newer:
-        raise InputError(f"{path} was written by a newer schema {body['schema']}; this version reads up to {SCHEMA}")
+    return dict(body)
+
+
+def kinds_in(root: Path) -> tuple[str, ...]:
+    """The kinds of artefacts in a store's folder, sorted; `DamagedError` where a link stands for one."""
+    kinds = [name for name in names_in(root) if KIND.fullmatch(name)]
+    for kind in kinds:
+        refuse_link(root / kind, "a folder of artefacts")
+    return tuple(kind for kind in kinds if os.path.isdir(root / kind))
+
+
+def keys_in(folder: Path) -> tuple[str, ...]:
+    """The keys of artefacts in the folder of a kind, sorted."""
+    return tuple(name for name in names_in(folder) if KEY.fullmatch(name))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest in an artefact's folder, after checking that it is intact and belongs to this folder.
+
+    DamagedError when it is not, `NewerError` for a newer schema.
+    """
+    path = folder / MANIFEST
+    body = read_digested(path, "a manifest")
+    if body["schema"] > SCHEMA:
+        raise NewerError(f"{path} was written by a newer schema {body['schema']}; this version reads up to {SCHEMA}")
     try:
+        _check_fields(body)
         files = {check_file_name(name): FileRecord(**record) for name, record in body["files"].items()}
         manifest = Manifest(**{**body, "files": files})
         key = digest(identity(manifest.kind, manifest.config, manifest.inputs, manifest.schema))
@@ -165,6 +213,34 @@ def read_manifest(folder: Path) -> Manifest:
         if found != expected:
             raise damaged(path, f"the manifest of {expected}", f"that of {found}")
     return manifest
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"schema {value!r}")
+    return value
+
+
+def _check_fields(body: dict[str, Any]) -> None:
+    """InputError for a field that is not what it always is; those of the identity and the files are checked apart."""
+    if body["schema"] < 1:
+        raise InputError(f"schema {body['schema']}")
+    for field in ("device", "created"):
+        if not isinstance(body[field], str):
+            raise InputError(f"{field} {body[field]!r}, which is no text")
+    if not (isinstance(body["versions"], dict) and all(isinstance(each, str) for each in body["versions"].values())):
+        raise InputError("versions that are no texts by name")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; DamagedError if there is none."""
+    try:
+        content = parse_json(read(file, limit=JSON_LIMIT))
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, "JSON", first_line(error)) from None
+    if not isinstance(content, dict):
+        raise damaged(file, "a JSON object", repr(content)[:60])
+    return content
 
 
 def canonical(value: object, where: str, finite: bool = True) -> bytes:

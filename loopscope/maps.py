@@ -6,7 +6,8 @@
 
 All start as the identity, act on row vectors and treat every token alike, so that only the frozen block F can move
 information between tokens.  On disk a map is a folder in the PEFT file convention: `adapter_config.json` beside
-`adapter_model.safetensors`.
+`adapter_model.safetensors`.  The config holds the SHA-256 of the weights, of files beside them and a digest of itself,
+all checked on loading; maps of format 1, which has none of these, load as they did.
 """
 
 from __future__ import annotations
@@ -14,9 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,11 +27,20 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from loopscope.errors import DamagedError, InputError, nearest
-from loopscope.files import damaged, first_line, read, sync_folder, write_synced
-from loopscope.manifest import strict_tensors
+from loopscope.files import damaged, first_line, new_folder, read, write_synced
+from loopscope.finite import has_bad
+from loopscope.manifest import JSON_LIMIT, KEY, check_file_name, digest, parse_tensors, read_json
+from loopscope.protocol import STATES
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-PEFT_TYPE, FORMAT = "LOOPSCOPE_AFFINE", 1
+LIMIT = 2**32
+"""Bytes of the largest map that is read: a dense one of width 32,768 in fp32."""
+PEFT_TYPE, FORMAT = "LOOPSCOPE_AFFINE", 2
+SUMS, DIGEST = "sha256", "digest"
+"""In a config since format 2: the SHA-256 of files by name, and the digest of the config without this entry."""
+
+Files = Mapping[str, bytes]
+NONE: Files = MappingProxyType({})
 
 
 class AffineMap(nn.Module, ABC):
@@ -171,73 +178,101 @@ def make_map(family: str, **settings: Any) -> AffineMap:
     return FAMILIES[family](**settings)
 
 
-def save_map(step: AffineMap, folder: str | Path, beside: Mapping[str, bytes] = MappingProxyType({})) -> None:
+def save_map(step: AffineMap, folder: str | Path, beside: Files = NONE) -> None:
     """Write a map, and files `beside` it, as a new folder, complete or not at all.
 
     Refuses a map with NaN, and a folder that exists.
     """
     folder = Path(folder)
-    files = {**map_files(step), **beside}
-    if folder.exists():
+    files = map_files(step, beside)
+    if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists already; a saved map is never overwritten")
     if not folder.parent.is_dir():
         raise InputError(f"cannot write {folder}: there is no folder {folder.parent}")
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with new_folder(folder) as draft:
         for name, data in files.items():
             write_synced(draft / name, data)
-        os.chmod(draft, 0o755)
-        os.rename(draft, folder)
-        sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
 
 
-def map_files(step: AffineMap) -> dict[str, bytes]:
-    """The files of a saved map by name; InputError for a map with NaN or infinity."""
+def map_files(step: AffineMap, beside: Files = NONE) -> dict[str, bytes]:
+    """The files of a saved map by name, `beside` among them; InputError for a map with NaN or infinity.
+
+    The config has the SHA-256 of all others, so that files beside a map are checked with it.
+    """
+    files = {WEIGHTS_FILE: _weights(step), **beside}
+    config = _described(step, FORMAT) | {SUMS: {name: _sha256(data) for name, data in files.items()}}
+    return {**files, CONFIG_FILE: _as_text({**config, DIGEST: digest(config)})}
+
+
+def map_key(step: AffineMap) -> str:
+    """What a map is known by in records: SHA-256 over its weights and settings, as the files of format 1 held them."""
+    return _key(_as_text(_described(step, 1)), _sha256(_weights(step)))
+
+
+def saved_map_key(config: bytes, weights: str) -> str:
+    """`map_key` of a saved map of any format, by its config and the SHA-256 of its weights.
+
+    ValueError where the config is no JSON object.
+    """
+    settings = json.loads(config)
+    if not isinstance(settings, dict):
+        raise ValueError("no JSON object")
+    if settings.get("format") == 1:
+        return _key(config, weights)
+    told = {name: value for name, value in settings.items() if name not in (SUMS, DIGEST)}
+    return _key(_as_text({**told, "format": 1}), weights)
+
+
+def _key(config: bytes, weights: str) -> str:
+    hashes = {CONFIG_FILE: _sha256(config), WEIGHTS_FILE: weights}
+    return _sha256("".join(f"{name} {sha256}\n" for name, sha256 in sorted(hashes.items())).encode())
+
+
+def _weights(step: AffineMap) -> bytes:
     if bad := not_finite(step):
         raise InputError(f"map holds NaN or infinity in {bad}")
-    config = {"peft_type": PEFT_TYPE, "format": FORMAT, "family": step.family, **step.settings()}
-    tensors = {name: p.detach().cpu().contiguous() for name, p in step.named_parameters()}
-    return {
-        WEIGHTS_FILE: serialize(tensors),
-        CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True).encode() + b"\n",
-    }
+    return serialize({name: p.detach().cpu().contiguous() for name, p in step.named_parameters()})
 
 
-def files_key(hashes: Mapping[str, str]) -> str:
-    """SHA-256 over the files of a saved map, by the SHA-256 of each."""
-    whole = hashlib.sha256()
-    for name, sha256 in sorted(hashes.items()):
-        whole.update(f"{name} {sha256}\n".encode())
-    return whole.hexdigest()
+def _described(step: AffineMap, written: int) -> dict[str, Any]:
+    return {"peft_type": PEFT_TYPE, "format": written, "family": step.family, **step.settings()}
+
+
+def _as_text(config: Mapping[str, Any]) -> bytes:
+    return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def load_map(folder: str | Path) -> AffineMap:
     """Read a map written by `save_map`.
 
     Raises InputError when the folder is no map or was written in a newer format, DamagedError when a file cannot be
-    read, settings do not fit together, or a tensor is missing, unknown, misshapen, of another type or not finite.
+    read or is not what the config's checksums say, settings do not fit together, or a tensor is missing, unknown,
+    misshapen, of another type or not finite.
     """
     folder = Path(folder)
     config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     for needed in (config_file, weights_file):
         if not needed.is_file():
             raise InputError(f"{folder} is no saved map: it has no {needed.name}")
-    step = _empty_map(config_file)
-    try:
-        tensors = strict_tensors(read(weights_file))
-    except ValueError as error:
-        raise damaged(weights_file, "safetensors", str(error)) from None
+    config = _read_config(config_file)
+    weights = read(weights_file, limit=LIMIT)
+    for name, promised in config.get(SUMS, {}).items():
+        if (found := _sha256(weights if name == WEIGHTS_FILE else read(folder / name, limit=JSON_LIMIT))) != promised:
+            raise damaged(folder / name, f"SHA-256 {promised}", found)
+    step = _empty_map(config_file, config)
+    tensors = parse_tensors(weights, weights_file)
     for name, parameter in step.named_parameters():
-        found = tuple(tensors[name].shape) if name in tensors else "nothing"
-        if found != tuple(parameter.shape):
-            raise DamagedError(f"{weights_file}: expected {name} of shape {tuple(parameter.shape)}, found {found}")
+        shape = tuple(tensors[name].shape) if name in tensors else "nothing"
+        if shape != tuple(parameter.shape):
+            raise DamagedError(f"{weights_file}: expected {name} of shape {tuple(parameter.shape)}, found {shape}")
     if extra := set(tensors) - {name for name, _ in step.named_parameters()}:
         raise DamagedError(f"{weights_file}: expected no tensor {min(extra)!r}")
     types = {tensor.dtype for tensor in tensors.values()}
-    if len(types) > 1 or not tensors["b"].is_floating_point():
+    if len(types) > 1 or tensors["b"].dtype not in STATES:
         raise DamagedError(
             f"{weights_file}: expected one floating point type, found {', '.join(sorted(map(str, types)))}"
         )
@@ -248,14 +283,9 @@ def load_map(folder: str | Path) -> AffineMap:
     return step
 
 
-def _empty_map(config_file: Path) -> AffineMap:
-    """The map that a config describes, without memory for its parameters."""
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise damaged(config_file, "JSON", first_line(error)) from None
-    if not isinstance(config, dict):
-        raise DamagedError(f"{config_file}: expected an object, found {str(config)[:60]!r}")
+def _read_config(config_file: Path) -> dict[str, Any]:
+    """The config of a saved map; that of format 2 is what its digest says and names the SHA-256 of the weights."""
+    config = read_json(config_file)
     if config.get("peft_type") != PEFT_TYPE:
         raise InputError(
             f"{config_file.parent} is no saved map: its peft_type is {config.get('peft_type')!r}, not {PEFT_TYPE}"
@@ -265,6 +295,26 @@ def _empty_map(config_file: Path) -> AffineMap:
         raise DamagedError(f"{config_file}: expected a format number, found {written!r}")
     if written > FORMAT:
         raise InputError(f"{config_file.parent} was written in map format {written}; this version reads up to {FORMAT}")
+    if written == 1:
+        if later := {SUMS, DIGEST} & config.keys():  # or a single bit could take the checks away
+            raise damaged(config_file, "a config of format 1", f"{min(later)}, which it has not")
+        return config
+    promised = config.pop(DIGEST, None)
+    try:
+        found = digest(config)
+        names = [check_file_name(name) for name in config[SUMS]]
+        whole = WEIGHTS_FILE in names and all(KEY.fullmatch(each) for each in config[SUMS].values())
+    except (AttributeError, InputError, KeyError, TypeError) as error:
+        raise damaged(config_file, "the checksums of format 2", first_line(error)) from None
+    if found != promised:
+        raise damaged(config_file, f"content of digest {promised}", found)
+    if not whole:
+        raise damaged(config_file, f"the SHA-256 of {WEIGHTS_FILE}", "something else")
+    return config
+
+
+def _empty_map(config_file: Path, config: Mapping[str, Any]) -> AffineMap:
+    """The map that a config describes, without memory for its parameters."""
     settings = {key: config[key] for key in ("width", "rank") if key in config}
     try:
         with torch.device("meta"):  # draws no random numbers, and a wrong width takes no memory
@@ -281,4 +331,4 @@ def _generator(seed: int | None) -> torch.Generator | None:
 
 def not_finite(step: nn.Module) -> str | None:
     """Name of the first parameter that holds NaN or infinity, if there is one."""
-    return next((name for name, parameter in step.named_parameters() if not torch.isfinite(parameter).all()), None)
+    return next((name for name, parameter in step.named_parameters() if has_bad(parameter)), None)

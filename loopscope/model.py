@@ -25,7 +25,15 @@ import torch.nn.functional as nnf
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from loopscope import bounds
+from loopscope.bounds import whole
 from loopscope.errors import InputError, nearest
+
+_MOST = {
+    "vocabulary": bounds.VOCABULARY, "classes": bounds.VOCABULARY, "loops": bounds.LOOPS, "layers": bounds.LAYERS,
+    "width": bounds.WIDTH, "heads": bounds.LAYERS, "mlp": bounds.WIDTH, "positions": bounds.VOCABULARY,
+    "first_class": bounds.VOCABULARY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,8 @@ class ModelConfig:
     init: Literal["graph", "gpt2", "torch"] = "graph"
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "classes", "loops", "layers", "width", "heads", "mlp"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("positions", "first_class"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must be at least 0, not {getattr(self, name)}")
+        for name, most in _MOST.items():
+            whole(name, getattr(self, name), 0 if name in ("positions", "first_class") else 1, most)
         if self.width % self.heads:
             divisors = [h for h in range(1, math.isqrt(self.width) + 1) if self.width % h == 0]
             near = min(divisors + [self.width // h for h in divisors], key=lambda h: abs(h - self.heads))
@@ -264,8 +268,9 @@ class LoopedTransformer(nn.Module):
     def forward(self, tokens: Tensor, loops: int | None = None) -> Float[Tensor, "B T classes"]:
         """Logits at every row of tokens [B, T] after `loops` calls (default: the trained number)."""
         calls = self.config.loops if loops is None else loops
-        if calls < 0:
-            raise InputError(f"cannot run {calls} loops (nearest: 0, which reads the embedding)")
+        if not 0 <= calls <= bounds.LOOPS:
+            near = "0, which reads the embedding" if calls < 0 else bounds.LOOPS
+            raise InputError(f"cannot run {bounds.shown(calls)} loops (nearest: {near})")
         h = self.embed(tokens)
         for _ in range(calls):
             h = self.call(h)

@@ -19,25 +19,45 @@ Maps, inputs and tensors are named here and handed over when the program is run,
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TypeAlias
 
+from loopscope import bounds
 from loopscope.address import COMPONENTS, Address, Site
+from loopscope.bounds import cut, shown
 from loopscope.errors import InputError, nearest
 
-MOST_CALLS = 100_000
+MOST_CALLS = bounds.LOOPS
 """Calls that a program may have; a guard against a slip of the finger, not a limit of the model."""
 
+MOST_STEPS = 2 * MOST_CALLS
+"""Calls and maps that a program may have; without its sources' (`Program.size` counts those, too)."""
+
+MOST_MAPS = 100
+"""Maps that may follow each other: the name of a state tells all since the last call."""
+
+MOST_PATCHES = 1000
+"""Patches in one call."""
+
 MOST_NESTED = 20
-"""How deep source programs may stand inside each other in the text form."""
+"""How deep source programs may stand inside each other."""
+
+MOST_SIZE = 200_000
+"""Steps and patches of a program with those of its sources, written out."""
+
+MOST_TEXT = 2_000_000
+"""Characters of a program's text."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _named(kind: str, name: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"{kind} name {name!r} may hold only letters, digits, '-' and '_'")
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > bounds.SHOWN:
+        most = f"letters, digits, '-' and '_', at most {bounds.SHOWN} of them"
+        raise InputError(f"{kind} name {shown(name)} may hold only {most}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,8 @@ class Run:
             raise InputError(f"the source of a patch is a run of a program, not of {self.program!r}")
         if self.input is not None:
             _named("input", self.input)
+        if self.program.depth >= MOST_NESTED:
+            raise InputError(f"source programs may stand at most {MOST_NESTED} deep inside each other")
         if self.loop is not None:
             self.program.index_of(self.loop)  # raises where the program has no such loop
 
@@ -121,7 +143,9 @@ def _overlap(one: Site, two: Site) -> bool:
 
 def _meet(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
     """Whether two choices of heads or rows can share one.  A row counted from the end may be any counted from 0."""
-    return a is None or b is None or any(i == j or (i < 0) != (j < 0) for i in a for j in b)
+    if a is None or b is None or (min(a) < 0 <= max(b)) or (min(b) < 0 <= max(a)):
+        return True
+    return not set(a).isdisjoint(b)
 
 
 @dataclass(frozen=True)
@@ -135,6 +159,8 @@ class Call:
     patches: tuple[Patch, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.patches) > MOST_PATCHES:
+            raise InputError(f"a call has at most {MOST_PATCHES} patches, not {len(self.patches)}")
         object.__setattr__(self, "patches", _in_order(self.patches))
 
     def __str__(self) -> str:
@@ -146,9 +172,11 @@ class Call:
         return Call((*self.patches, Patch(where, _source(source))))
 
     def __pow__(self, calls: int) -> Program:
-        if not 1 <= calls <= MOST_CALLS:
-            near = "F" if calls < 1 else f"F{MOST_CALLS}"
-            raise InputError(f"F{calls} does not exist: F may be called 1 to {MOST_CALLS} times (nearest: {near})")
+        if not isinstance(calls, int) or not 1 <= calls <= MOST_CALLS:
+            near = f"F{MOST_CALLS}" if isinstance(calls, int) and calls > 1 else "F"
+            raise InputError(
+                f"F{shown(calls)} does not exist: F may be called 1 to {MOST_CALLS} times (nearest: {near})"
+            )
         return Program((self,) * calls)
 
     def __or__(self, other: Call | Map | Program) -> Program:
@@ -184,15 +212,26 @@ class Program:
     start: int | None = None
 
     def __post_init__(self) -> None:
-        if self.start is not None and self.start < 0:
-            raise InputError(f"h{self.start} does not exist: states are counted from h0 (nearest: h0)")
+        if self.start is not None and not (isinstance(self.start, int) and self.start >= 0):
+            raise InputError(f"h{shown(self.start)} does not exist: states are counted from h0 (nearest: h0)")
+        if self.start is not None:
+            bounds.whole("the number of a given state", self.start, 0, bounds.POSITIONS)
+        if len(self.steps) > MOST_STEPS:
+            raise InputError(f"a program has at most {MOST_STEPS} steps, not {len(self.steps)}")
         for step in self.steps:
             if not isinstance(step, Call | Map):
-                raise InputError(f'{step!r} is no step of a program; a step is F, F.patch(...) or J("name")')
+                raise InputError(f'{shown(step)} is no step of a program; a step is F, F.patch(...) or J("name")')
         if self.start is None and not self.steps:
             raise InputError("a program that starts from tokens has at least one step (nearest: F)")
         if self.calls > MOST_CALLS:
             raise InputError(f"a program has at most {MOST_CALLS} calls, not {self.calls} (nearest: F{MOST_CALLS})")
+        maps = max((len(list(run)) for is_map, run in groupby(self.steps, _is_map) if is_map), default=0)
+        if maps > MOST_MAPS:
+            raise InputError(f"at most {MOST_MAPS} maps follow each other, not {maps}")
+        if self.size > MOST_SIZE:
+            raise InputError(
+                f"a program has at most {MOST_SIZE} steps and patches with those of its sources, not {self.size}"
+            )
 
     def __str__(self) -> str:
         words, run = [] if self.start is None else [f"h{self.start}"], 0
@@ -233,6 +272,21 @@ class Program:
         return replace(self, steps=(*self.steps[:index], call.patch(where.site, source), *self.steps[index + 1 :]))
 
     @cached_property
+    def depth(self) -> int:
+        """How deep sources stand inside each other: 0 without patches from runs."""
+        return max((1 + source.program.depth for source in self._sources()), default=0)
+
+    @cached_property
+    def size(self) -> int:
+        """Steps and patches, with those of all sources written out: what its text and its hash take."""
+        return len(self.steps) + sum(1 + source.program.size for source in self._sources())
+
+    def _sources(self) -> Iterator[Run]:
+        for step in self.steps:
+            if isinstance(step, Call):
+                yield from (patch.source for patch in step.patches if isinstance(patch.source, Run))
+
+    @cached_property
     def skeleton(self) -> Program:
         """The same steps without patches."""
         return replace(self, steps=tuple(F if isinstance(step, Call) else step for step in self.steps))
@@ -252,7 +306,7 @@ class Program:
         last = first + self.calls - 1
         if self.calls == 0 or not first <= loop <= last:
             near = f"loops {first}..{last} (nearest: loop[{max(first, min(last, loop))}])" if self.calls else "no calls"
-            raise InputError(f"loop {loop} does not exist in '{self}': it has {near}")
+            raise InputError(f"loop {shown(loop)} does not exist in '{cut(str(self))}': it has {near}")
         calls = [index for index, step in enumerate(self.steps) if isinstance(step, Call)]
         return calls[loop - first]
 
@@ -265,6 +319,10 @@ class Program:
             calls, label = (calls + 1, f"h{calls + 1}") if isinstance(step, Call) else (calls, f"{label} {step}")
             names.append(label)
         return tuple(names)
+
+
+def _is_map(step: Step) -> bool:
+    return isinstance(step, Map)
 
 
 def h(t: int) -> Program:
@@ -299,14 +357,16 @@ class _Reader:
     SOURCES = ("$name", "(F6).loop[6]", "(F6)@other.loop[6]")
 
     def __init__(self, text: str) -> None:
+        if len(text) > MOST_TEXT:
+            raise InputError(f"the text of a program has at most {MOST_TEXT} characters, not {len(text)}")
         self.text, self.at, self.depth = text, 0, 0
 
     def fail(self, expected: str, choices: tuple[str, ...] = ()) -> InputError:
         """What stands here and what may stand here; each of the choices is valid wherever one of its kind is."""
-        rest = self.text[self.at :].split(maxsplit=1)
+        rest = self.text[self.at : self.at + bounds.SHOWN].split(maxsplit=1)
         found = f"cannot read {rest[0]!r}" if rest else "the text ends"
         near = nearest(rest[0] if rest else "", choices)
-        return InputError(f"{found} at character {self.at + 1} of program {self.text!r}; {expected}{near}")
+        return InputError(f"{found} at character {self.at + 1} of program {shown(self.text)}; {expected}{near}")
 
     def skip(self) -> None:
         while self.at < len(self.text) and self.text[self.at].isspace():
@@ -330,6 +390,8 @@ class _Reader:
         steps: list[Step] = []
         while (more := self.step()) is not None:
             steps.extend(more)
+            if len(steps) > MOST_STEPS + MOST_CALLS:  # and not what a long text of F10000 would take
+                break
         if not steps and start is None:
             raise self.fail(self.STEP, self.STEPS)
         return Program(tuple(steps), start)

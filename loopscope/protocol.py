@@ -2,6 +2,7 @@
 
 `LoopedTransformer` offers it; to use your own looped model, give it these few members.  Everything here but attention
 acts row by row, which is what lets the executor compute only the rows that can differ.  Attention must be causal.
+`conformity.check_model` says whether a model keeps to it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+STATES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Types that a model may compute in, and so those of states, maps and given tensors."""
 
 TokenMap = Callable[[Tensor], Tensor]
 """A map J on states [..., d] that treats every row alike and alone."""

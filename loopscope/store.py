@@ -1,7 +1,9 @@
-"""Content-addressed artefacts on disk: whole or absent, found again by what they were made from, checked when read.
+"""Artefacts on disk, addressed by inputs and checked by content: whole or absent, found again by what made them.
 
 An artefact is a folder `<root>/<kind>/<key>/` of data files and a `manifest.json`.  Its key is the digest of (kind,
 config, keys of its inputs, schema version): a finished step is found again, an interrupted one leaves nothing visible.
+The manifest has the SHA-256 of every file.  The same key on another device or with another number of threads may have
+other bits; `differences.py` tells where.
 
     with store.write("map", {"rank": 8}, inputs={"backbone": backbone}) as draft:
         draft.tensors("map.safetensors", {"A": A, "b": b})
@@ -12,37 +14,34 @@ config, keys of its inputs, schema version): a finished step is found again, an 
 How a write survives a crash: all files, the manifest last, are written and synced in `<root>/<kind>/.draft-*/artefact`,
 and one rename makes them visible.  The writer holds an flock on `.draft-*/writer.lock`, which the kernel drops however
 the process dies, so `gc` knows the drafts of dead writers.  `<root>/<kind>/.lock` is held while names change.
+
+The root may be a link.  Below it nothing is read, written or removed through one: a link there is damage, told by name.
 """
 
 from __future__ import annotations
 
-import builtins
 import difflib
-import hashlib
-import json
-import lzma
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from torch import Tensor
 
+from loopscope import inventory, squeezed
+from loopscope.contents import Artefact, Draft
 from loopscope.errors import DamagedError, InputError, LoopscopeError, nearest
 from loopscope.files import (
+    WRITER,
     check_size,
-    damaged,
-    first_line,
     locked,
     make_folder,
-    names_in,
-    read,
+    refuse_link,
+    remove_dead_drafts,
     remove_quietly,
     reporting,
     size_on_disk,
@@ -52,140 +51,20 @@ from loopscope.files import (
 from loopscope.manifest import (
     KEY,
     KEY_OR_PREFIX,
-    KIND,
     MANIFEST,
-    FileRecord,
     Inputs,
     Manifest,
     artefact_key,
-    canonical,
-    check_file_name,
     circumstances,
     digest,
     identity,
+    keys_in,
+    kinds_in,
     manifest_text,
-    parse_tensors,
     read_manifest,
 )
 
-XZ = ".xz"
-"""The end of the name of a compressed file."""
-
-SQUEEZED = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 3, "lp": 1, "pb": 1}]
-"""How whole files are compressed: of weights in 16 bits, every other byte is alike, and a third is saved."""
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """A finished artefact.  Every read checks size and SHA-256 and raises `DamagedError` if they do not fit.
-
-    The bytes that were checked are the bytes that are parsed.  A file the artefact never had is an `InputError`.
-    """
-
-    folder: Path
-    manifest: Manifest
-
-    @property
-    def key(self) -> str:
-        """64 hexadecimal digits; a unique prefix of them opens the artefact again."""
-        return self.manifest.key
-
-    def tensors(self, name: str, only: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """The tensors of a `.safetensors` or `.safetensors.xz` file, on the CPU; the first may be stored as the second.
-
-        `only` selects some and insists that they are there.
-        """
-        check_file_name(name.removesuffix(XZ), ".safetensors")
-        tensors = parse_tensors(self._opened(name), self.folder / name)
-        wanted = list(tensors if only is None else only)
-        for tensor in wanted:
-            if tensor not in tensors:
-                raise InputError(f"{self.folder / name} has no tensor {tensor!r}{nearest(tensor, tensors)}")
-        return {tensor: tensors[tensor] for tensor in wanted}
-
-    def json(self, name: str) -> Any:
-        """The value in a `.json` or `.json.xz` file; the first may be stored as the second."""
-        check_file_name(name.removesuffix(XZ), ".json")
-        data = self._opened(name)
-        try:
-            return json.loads(data)
-        except (RecursionError, ValueError) as error:
-            raise damaged(self.folder / name, "JSON", first_line(error)) from error
-
-    def bytes(self, name: str) -> builtins.bytes:
-        """The content of any file of the artefact."""
-        if name not in self.manifest.files:
-            known = ", ".join(self.manifest.files) or "no files"
-            raise InputError(f"{self.folder} has no file {name!r}; it has {known}{nearest(name, self.manifest.files)}")
-        path, record = self.folder / name, self.manifest.files[name]
-        data = read(path, record.size)
-        if (found := hashlib.sha256(data).hexdigest()) != record.sha256:
-            raise damaged(path, f"SHA-256 {record.sha256}", found)
-        return data
-
-    def has(self, name: str) -> bool:
-        """Whether there is a file of this name, compressed or not."""
-        return name in self.manifest.files or name + XZ in self.manifest.files
-
-    def _opened(self, name: str) -> builtins.bytes:
-        """The content of a file, decompressed if it is stored compressed."""
-        if name not in self.manifest.files and name + XZ in self.manifest.files:
-            name += XZ
-        data = self.bytes(name)
-        if not name.endswith(XZ):
-            return data
-        try:
-            return lzma.decompress(data)
-        except lzma.LZMAError as error:
-            raise damaged(self.folder / name, "an xz file", first_line(error)) from error
-
-    def verify(self) -> None:
-        """Read every file; `DamagedError` for the first that is not what the manifest promises."""
-        for name in self.manifest.files:
-            self.bytes(name)
-
-
-class Draft:
-    """An artefact being written, given by `Store.write`.  `artefact` is there once the `with` block has ended."""
-
-    artefact: Artefact
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder = folder
-        self.manifest = manifest
-
-    def tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors of any device and layout as `.safetensors`; equal tensors give equal bytes.
-
-        A name that ends in `.safetensors.xz` compresses them.  Values are stored, not memory: tensors that share
-        storage are written one by one.
-        """
-        check_file_name(name.removesuffix(XZ), ".safetensors")
-        try:
-            if "__metadata__" in tensors:  # safetensors writes it, and then cannot read the file
-                raise ValueError("'__metadata__' cannot be a tensor's name")
-            copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-            data = safetensors.torch.save(copies)
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
-            raise InputError(f"{name}: these tensors do not fit safetensors: {first_line(error)}") from error
-        self._squeezed(name, data)
-
-    def json(self, name: str, value: object) -> None:
-        """Write a JSON value as `.json` or, compressed, `.json.xz`.  NaN and infinities stay, in Python's spelling."""
-        check_file_name(name.removesuffix(XZ), ".json")
-        self._squeezed(name, canonical(value, name, finite=False) + b"\n")
-
-    def _squeezed(self, name: str, data: builtins.bytes) -> None:
-        self.bytes(name, lzma.compress(data, preset=9) if name.endswith(XZ) else data)
-
-    def bytes(self, name: str, data: builtins.bytes) -> None:
-        """Write any file.  `name` is a plain file name: no folders, not `manifest.json`, not written before."""
-        check_file_name(name)
-        if name.casefold() in map(str.casefold, self.manifest.files):
-            raise InputError(f"{name} is already written in this {self.manifest.kind}")
-        record = FileRecord(hashlib.sha256(data).hexdigest(), len(data))
-        write_synced(self._folder / name, data)
-        self.manifest.files[name] = record
+__all__ = ["Artefact", "Draft", "GcReport", "Removed", "Status", "Store"]
 
 
 @dataclass(frozen=True)
@@ -250,7 +129,7 @@ class Store:
             for name in artefact.manifest.files:
                 data = artefact.bytes(name)
                 if name in smaller:
-                    draft.bytes(name + XZ, lzma.compress(data, filters=SQUEEZED))
+                    draft.bytes(name + squeezed.XZ, squeezed.squeeze(data, name, squeezed.DENSE))
                 else:
                     draft.bytes(name, data)
         return draft.artefact
@@ -271,6 +150,7 @@ class Store:
                 return False
             (folder / key).rename(scratch / "removed")
             sync_folder(folder)  # a machine that stops half-way through the deletion must not show it again
+            inventory.forget(folder / key)
             return True
 
     def find(self, kind: str, config: dict[str, Any], inputs: Inputs | None = None) -> Artefact | None:
@@ -279,13 +159,13 @@ class Store:
         A damaged one raises `DamagedError`: it is never used, and writing it again replaces it.
         """
         key = artefact_key(kind, config, inputs)
-        return self._load(kind, key) if key in self._keys(kind) else None
+        return self._there(kind, key) if key in self._keys(kind) else None
 
     def open(self, kind: str, key: str) -> Artefact:
         """The artefact with this key, or with the only key that starts so (at least 4 characters)."""
         keys = self._keys(kind)
         if not keys:
-            kinds = [each for each in self._kinds() if self._keys(each)]
+            kinds = [each for each in self.kinds() if self._keys(each)]
             there = ", ".join(kinds) or "nothing"
             raise InputError(f"{self.root} has no artefact of kind {kind!r}; it has {there}{nearest(kind, kinds)}")
         if not KEY_OR_PREFIX.fullmatch(key):
@@ -293,45 +173,60 @@ class Store:
         found = [each for each in keys if each.startswith(key)]
         if len(found) > 1:
             raise InputError(f"{kind} {key!r} is ambiguous: {', '.join(found)}")
-        if not found:
+        artefact = self._there(kind, found[0]) if found else None
+        if artefact is None:
             close = difflib.get_close_matches(key, keys, n=3, cutoff=0.0)
             raise InputError(f"{self.root} has no {kind} {key!r} among {len(keys)} (nearest: {', '.join(close)})")
-        return self._load(kind, found[0])
-
-    def all(self, kind: str) -> tuple[Artefact, ...]:
-        """Every readable artefact of a kind, by key, after the quick check of `list`.
-
-        What is damaged, of a newer schema or without permission is left out; `list` and `verify` name it.
-        """
-        found = []
-        for key in self._keys(kind):
-            with suppress(LoopscopeError):
-                found.append(self._load(kind, key))
-        return tuple(found)
+        return artefact
 
     def every(self, kind: str) -> tuple[Artefact, ...]:
-        """Every artefact of a kind, by key; the error of the first that cannot be read, so that none is passed over."""
-        return tuple(self._load(kind, key) for key in self._keys(kind))
+        """Every artefact of a kind, by key, after the quick check of `list`.
+
+        The error of the first that cannot be read, so that none is passed over.
+        """
+        found, errors = self.readable(kind)
+        for error in errors:
+            raise error
+        return found
+
+    def readable(self, kind: str) -> tuple[tuple[Artefact, ...], tuple[LoopscopeError, ...]]:
+        """As `every`, for those who can go on without some: what can be read, and the errors of the others to tell."""
+        found, errors = [], []
+        for key in self._keys(kind):
+            try:
+                artefact = self._there(kind, key)
+            except LoopscopeError as error:
+                errors.append(error)
+            else:
+                found += [artefact] if artefact is not None else []
+        return tuple(found), tuple(errors)
 
     def list(self) -> tuple[Status, ...]:
         """Every visible artefact, by kind and key, after a quick check: manifest and file sizes, no hashing."""
-        return tuple(self._status(kind, key) for kind in self._kinds() for key in self._keys(kind))
+        return self._statuses(hashing=False)
 
     def verify(self) -> tuple[Status, ...]:
-        """Every visible artefact after hashing all its files.  Damage is reported, never raised."""
-        return tuple(self._status(kind, key, hashing=True) for kind in self._kinds() for key in self._keys(kind))
+        """Every visible artefact after hashing all its files.  Damage is reported, never raised.
+
+        So is whatever else is in its folder.
+        """
+        return self._statuses(hashing=True)
 
     def gc(self, *, dry_run: bool = False, damaged: bool = False) -> GcReport:
         """Remove what dead writers left behind and, if asked, damaged artefacts.  Drafts of live writers stay.
 
         An artefact of a newer schema or without read permission is not damaged.  `dry_run` removes nothing.
         """
-        removed: builtins.list[Removed] = []
+        left = remove_dead_drafts(self.root, dry_run)
+        removed = [Removed(str(draft), size, "left by a dead writer") for draft, size in left]
         live = 0
-        for folder in (self.root / kind for kind in self._kinds()):
+        for folder in (self.root / kind for kind in self.kinds()):
             with reporting("clean", folder), locked(folder / ".lock"):
                 for draft in sorted(folder.glob(".draft-*")):
-                    with locked(draft / "writer.lock", wait=False) as dead:
+                    refuse_link(draft, "a draft")
+                    if not draft.is_dir():
+                        continue  # which no writer left
+                    with locked(draft / WRITER, wait=False) as dead:
                         if not dead:
                             live += 1
                             continue
@@ -343,28 +238,49 @@ class Store:
                 removed.append(Removed(str(self.root / each.kind / each.key), each.size, each.reason))
         return GcReport(tuple(removed), sum(each.size for each in removed), live, dry_run)
 
-    def _kinds(self) -> tuple[str, ...]:
-        return tuple(name for name in names_in(self.root) if KIND.fullmatch(name) and os.path.isdir(self.root / name))
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of artefacts that there are, sorted; `DamagedError` where a link stands for one."""
+        return kinds_in(self.root)
 
     def _keys(self, kind: str) -> tuple[str, ...]:
-        names = names_in(self.root / kind) if kind in self._kinds() else []
-        return tuple(name for name in names if KEY.fullmatch(name))
+        return keys_in(self.root / kind) if kind in self.kinds() else ()
 
-    def _load(self, kind: str, key: str, hashing: bool = False) -> Artefact:
-        artefact = Artefact(self.root / kind / key, read_manifest(self.root / kind / key))
+    def _load(self, kind: str, key: str, hashing: bool = False, alone: bool = False) -> Artefact:
+        """The artefact, its sizes checked and if asked its hashes, and that nothing else is in its folder."""
+        folder = self.root / kind / key
+        refuse_link(folder, "a folder")
+        artefact = Artefact(folder, read_manifest(folder))
         for name, record in artefact.manifest.files.items():
-            check_size(artefact.folder / name, record.size)
+            check_size(folder / name, record.size, links=False)
         if hashing:
             artefact.verify()
+        if alone:
+            artefact.verify_alone()
         return artefact
 
-    def _status(self, kind: str, key: str, hashing: bool = False) -> Status:
+    def _there(self, kind: str, key: str, thorough: bool = False) -> Artefact | None:
+        """As `_load`; None if the artefact is gone.  Other processes may remove or replace it meanwhile."""
+        folder = self.root / kind / key
+        while (before := _instance(folder)) is not None:
+            try:
+                return self._load(kind, key, hashing=thorough, alone=thorough)
+            except LoopscopeError:
+                if _instance(folder) == before:
+                    raise
+        return None
+
+    def _statuses(self, hashing: bool) -> tuple[Status, ...]:
+        found = (self._status(kind, key, hashing) for kind in self.kinds() for key in self._keys(kind))
+        return tuple(each for each in found if each is not None)
+
+    def _status(self, kind: str, key: str, hashing: bool) -> Status | None:
         size = size_on_disk(self.root / kind / key)
         try:
-            return Status(kind, key, "ok", "", size, self._load(kind, key, hashing).manifest.created)
+            artefact = self._there(kind, key, thorough=hashing)
         except LoopscopeError as error:
             state = "damaged" if isinstance(error, DamagedError) else "unreadable"
             return Status(kind, key, state, str(error), size, created="")
+        return None if artefact is None else Status(kind, key, "ok", "", size, artefact.manifest.created)
 
     @contextmanager
     def _scratch(self, kind: str, key: str) -> Iterator[Path]:
@@ -372,11 +288,12 @@ class Store:
         folder = self.root / kind / f".draft-{key[:12]}-{secrets.token_hex(6)}"
         with ExitStack() as stack:
             with reporting("write to", folder.parent):
+                refuse_link(folder.parent, "a folder of artefacts")
                 make_folder(folder.parent)
                 with locked(folder.parent / ".lock"):
                     folder.mkdir()
                     stack.callback(remove_quietly, folder)
-                    stack.enter_context(locked(folder / "writer.lock"))
+                    stack.enter_context(locked(folder / WRITER))
             stack.callback(remove_quietly, folder)  # runs before the lock is let go: `gc` never sees a finished writer
             with reporting("write to", folder):
                 (folder / "artefact").mkdir()
@@ -388,7 +305,7 @@ class Store:
         with self._scratch(manifest.kind, manifest.key) as scratch:
             draft = Draft(scratch / "artefact", manifest)
             yield draft
-            write_synced(draft._folder / MANIFEST, manifest_text(asdict(draft.manifest)))
+            write_synced(draft.folder / MANIFEST, manifest_text(asdict(draft.manifest)))
             draft.artefact = self._commit(draft, scratch)
 
     def _commit(self, draft: Draft, scratch: Path) -> Artefact:
@@ -396,9 +313,11 @@ class Store:
         with reporting("write", folder), locked(folder.parent / ".lock"):
             whole = self._whole_or_moved(draft.manifest.kind, draft.manifest.key, scratch)
             if whole is not None:
+                inventory.note(folder)
                 return whole
-            sync_folder(draft._folder)
-            draft._folder.rename(folder)
+            sync_folder(draft.folder)
+            inventory.note(folder, draft.folder)
+            draft.folder.rename(folder)
             sync_folder(folder.parent)
         return Artefact(folder, draft.manifest)
 
@@ -406,13 +325,24 @@ class Store:
         """Remove an artefact if it is still damaged; first out of sight, so that it is never half removed."""
         folder = self.root / kind
         with self._scratch(kind, key) as scratch, reporting("remove", folder / key), locked(folder / ".lock"):
-            return os.path.lexists(folder / key) and self._whole_or_moved(kind, key, scratch) is None
+            return os.path.lexists(folder / key) and self._whole_or_moved(kind, key, scratch, alone=True) is None
 
-    def _whole_or_moved(self, kind: str, key: str, scratch: Path) -> Artefact | None:
-        """The artefact if it is there and whole; a damaged one moves into `scratch`."""
+    def _whole_or_moved(self, kind: str, key: str, scratch: Path, alone: bool = False) -> Artefact | None:
+        """The artefact if it is there and whole, with nothing beside its files if asked; a damaged one is moved."""
         folder = self.root / kind / key
         try:
-            return self._load(kind, key, hashing=True) if os.path.lexists(folder) else None
+            return self._load(kind, key, hashing=True, alone=alone) if os.path.lexists(folder) else None
         except DamagedError:
             folder.rename(scratch / "damaged")
             return None
+
+
+def _instance(folder: Path) -> tuple[int, int, int] | None:
+    """What tells a folder from one that replaced it; None if there is none."""
+    try:
+        status = os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:  # what cannot be looked at does not change for us
+        return (0, 0, 0)
+    return (status.st_dev, status.st_ino, status.st_ctime_ns)

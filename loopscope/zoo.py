@@ -75,9 +75,19 @@ def open_zoo(folder: Path | None = None) -> Store:
 
 
 def entries(store: Store) -> list[Entry]:
-    """Every readable entry, backbones first and language models last, by name; quick, as `Store.all` is."""
-    found = [_entry(artefact) for kind in KINDS for artefact in store.all(kind)]
-    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), by_number(entry.name), entry.key))
+    """Every entry, backbones first and language models last, by name; quick, as `Store.every`, and as strict."""
+    found, errors = readable_entries(store)
+    for error in errors:
+        raise error
+    return found
+
+
+def readable_entries(store: Store) -> tuple[list[Entry], list[LoopscopeError]]:
+    """As `entries`, for those who list: the entries that can be read, and the errors of the others to tell."""
+    read = [store.readable(kind) for kind in KINDS]
+    found = [_entry(artefact) for artefacts, _ in read for artefact in artefacts]
+    found.sort(key=lambda entry: (KINDS.index(entry.kind), by_number(entry.name), entry.key))
+    return found, [error for _, errors in read for error in errors]
 
 
 def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
@@ -92,19 +102,19 @@ def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
 def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
     """The entry of this name, or with the only key that starts so (at least 4 characters).
 
-    `kind` says of which; None: of any.  InputError if there is none or more than one.
+    `kind` says of which; None: of any.  InputError if there is none or more than one; the error of one of these kinds
+    that cannot be read, since it might be the one that is asked for, or a second of its name.
     """
     kinds = KINDS if kind is None else (kind,)
     what = kind or "backbone or map"
-    known = [artefact for each in kinds for artefact in store.all(each)]
+    known = [artefact for each in kinds for artefact in store.every(each)]
     found = matches(known, asked)
     if len(found) > 1:
         raise InputError(f"{what} {asked!r} is ambiguous; give one of the keys {', '.join(each.key for each in found)}")
     if not found:
-        unread = sum(status.kind in kinds and status.state != "ok" for status in store.list())
-        there = f"{len(known)} and {unread} that cannot be read" if unread else f"{len(known)}"
+        entries(store)  # a map goes by another name when its backbone cannot be read
         close = nearest(asked, map(name_of, known))
-        raise InputError(f"{store.root} has no {what} {asked!r} among {there}{close}")
+        raise InputError(f"{store.root} has no {what} {asked!r} among {len(known)}{close}")
     return found[0]
 
 
@@ -124,6 +134,7 @@ def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
         chosen[artefact.key] = artefact
     widths: dict[str, int] = {}
     for artefact in chosen.values():
+        artefact.verify()
         _check(artefact, (zoo, source), widths)
     return [_entry(zoo.adopt(artefact, squeeze=(WEIGHTS, RESULT))) for artefact in chosen.values()]
 
@@ -187,12 +198,18 @@ def _backbone_of(fit: Artefact, stores: Iterable[Store]) -> Artefact:
         weights, places = fit.manifest.inputs.get(WEIGHTS_SHA, "")[:12], " nor ".join(str(each.root) for each in stores)
         raise InputError(f"map {name_of(fit)} needs the model of weights {weights}, which is neither in {places}")
     key = fit.manifest.inputs.get(BACKBONE, "")
+    broken: LoopscopeError | None = None
     for store in stores:
-        for backbone in store.all(BACKBONE):
-            if backbone.key == key:
-                return backbone
+        try:
+            return store.open(BACKBONE, key)
+        except InputError:  # it has none
+            continue
+        except LoopscopeError as error:
+            broken = broken or error
+    if broken is not None:
+        raise broken
     places = " nor ".join(str(store.root) for store in stores)
-    raise InputError(f"map {name_of(fit)} needs the backbone {key}, which can be read neither from {places}")
+    raise InputError(f"map {name_of(fit)} needs the backbone {key}, which is neither in {places}")
 
 
 def _entry(artefact: Artefact) -> Entry:

@@ -76,7 +76,7 @@ def todo(*experiments: Experiment) -> list[Step]:
 
 def kept(store: Store) -> set[str]:
     """The experiments with a record."""
-    return {artefact.manifest.config["experiment"] for artefact in store.all(RECORD)}
+    return {artefact.manifest.config["experiment"] for artefact in store.every(RECORD)}
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_an_experiment_is_left_out_where_maps_of_chosen_backbones_are_missing(st
 
     assert (asked(), asked("one"), asked("one", "y")) == (["a-1", "a-2"], ["a-1", "a-2"], [])
     for name, seed in (("p-x", 2), ("p-z", 1)):
-        with store.write(MAP, {"recipe": {"name": name}, "fit": 1}, {"backbone": keys[seed]}):
+        with store.write(MAP, {"recipe": {"name": name, "data": {"task": "t"}}, "fit": 1}, {"backbone": keys[seed]}):
             pass
     assert (asked("one", "x", "y"), asked("z"), asked("y")) == (["a-2"], ["a-1"], [])
 
@@ -184,14 +184,14 @@ def test_a_record_rests_on_the_maps_that_it_used(store: Store) -> None:
 
     for name, uses in {"none": (), "one": ("one",), "all": None}.items():
         list(carry_out(todo(experiment(name, measure, {}, uses=uses)), open_zoo(), store, CPU))
-    inputs = {each.manifest.config["experiment"]: set(each.manifest.inputs) for each in store.all(RECORD)}
+    inputs = {each.manifest.config["experiment"]: set(each.manifest.inputs) for each in store.every(RECORD)}
     assert inputs == {
         "none": {"backbone"},
         "one": {"backbone", "one-1", "one-2"},
         "all": {"backbone", "one-1", "one-2", "stay-1", "stay-2"},
     }
-    keys = {artefact.key for kind in (BACKBONE, MAP) for artefact in open_zoo().all(kind)}
-    assert all(key in keys for each in store.all(RECORD) for key in each.manifest.inputs.values())
+    keys = {artefact.key for kind in (BACKBONE, MAP) for artefact in open_zoo().every(kind)}
+    assert all(key in keys for each in store.every(RECORD) for key in each.manifest.inputs.values())
 
 
 def test_a_long_record_is_measured_in_pieces_and_loses_one_at_most(store: Store) -> None:
@@ -215,7 +215,7 @@ def test_a_long_record_is_measured_in_pieces_and_loses_one_at_most(store: Store)
     with pytest.raises(BrokenError):
         list(carry_out(todo(long), open_zoo(), store, CPU, told.append))
     assert told == ["1/1 long on tiny-0", *(f"long on tiny-0: piece {number} of 3" for number in (1, 2, 3))]
-    assert (len(store.all(PIECE)), records(store)) == (2, [])
+    assert (len(store.every(PIECE)), records(store)) == (2, [])
 
     breaks_on = -1
     (made,) = carry_out(todo(long), open_zoo(), store, CPU)
@@ -228,7 +228,7 @@ def test_a_long_record_is_measured_in_pieces_and_loses_one_at_most(store: Store)
 
     short = replace(experiment("short", measure, {"parts": 1}), pieces=suite.Pieces(cut, join), raw=True)
     list(carry_out(todo(short), open_zoo(), store, CPU))
-    assert (done[-1], len(store.all(PIECE))) == ({"parts": 1}, 3)  # nothing is cut into one
+    assert (done[-1], len(store.every(PIECE))) == ({"parts": 1}, 3)  # nothing is cut into one
 
 
 def test_other_settings_are_another_record(store: Store) -> None:
@@ -255,7 +255,7 @@ def test_what_breaks_leaves_nothing_and_is_gone_on_with(store: Store) -> None:
 def test_a_damaged_record_is_told_and_not_used(store: Store) -> None:
     asked = todo(experiment("native", Measuring(trajectories.measure), NATIVE))
     list(carry_out(asked, open_zoo(), store, CPU))
-    path = store.all(RECORD)[0].folder / "tiny-test.safetensors.xz"
+    path = store.every(RECORD)[0].folder / "tiny-test.safetensors.xz"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -285,13 +285,13 @@ def test_records_are_exported_as_they_are(store: Store, tmp_path: Path) -> None:
         fit.json(RESULT, noted)
     for _ in range(2):  # a second time changes nothing
         assert export(store, results) == 2
-        assert [each.manifest for each in results.all(RECORD)] == [each.manifest for each in store.all(RECORD)]
-        assert results.all(BACKBONE) == ()
+        assert [each.manifest for each in results.every(RECORD)] == [each.manifest for each in store.every(RECORD)]
+        assert results.every(BACKBONE) == ()
         assert [(each.name, each.kind, each.key, each.result) for each in histories(results)] == [
             ("toy-3", BACKBONE, backbone.artefact.key, noted), ("one-2@toy-3", MAP, fit.artefact.key, noted),
         ]  # fmt: skip
         assert histories(results)[0].manifest["config"] == {"recipe": {"name": "toy"}, "seed": 3}
-    for here, there in zip(store.all(RECORD), results.all(RECORD), strict=True):
+    for here, there in zip(store.every(RECORD), results.every(RECORD), strict=True):
         assert same(load(here).predictions, load(there).predictions)
 
 
@@ -353,7 +353,7 @@ class Toys:
         return [] if role == "other" else [{"where": "tiny-test", "targets": ("one",)}]
 
     def names(self, kind: str) -> list[str]:
-        return sorted(name_of(artefact) for artefact in self.store.all(kind))
+        return sorted(name_of(artefact) for artefact in self.store.every(kind))
 
 
 @pytest.fixture
@@ -384,6 +384,7 @@ def toys(store: Store, monkeypatch: pytest.MonkeyPatch) -> Toys:
     monkeypatch.setitem(COHORTS, "mechanism", cohort)
     made = Experiment(TRAJECTORIES, "?", ("mechanism",), native, suite._trajectories)
     monkeypatch.setitem(EXPERIMENTS, TRAJECTORIES, made)
+    monkeypatch.setattr(campaign, "LAYOUTS", {})  # these walks are on other graphs than those of the toys
     return Toys(cohort, native, Measuring(targets.measure), store)
 
 
@@ -414,7 +415,7 @@ def test_train_choose_fit_measure(toys: Toys) -> None:
 def test_chosen_backbones_alone_get_more_maps_and_only_for_experiments_that_use_them(toys: Toys) -> None:
     toys.campaign()
     few = toys.names(MAP)
-    before = {each.key for each in toys.store.all(RECORD)}
+    before = {each.key for each in toys.store.every(RECORD)}
     assert not [name for name in few if "more" in name]
 
     made = toys.campaign(("steered", "again"))
@@ -425,10 +426,10 @@ def test_chosen_backbones_alone_get_more_maps_and_only_for_experiments_that_use_
         ("again", f"toy-{seed}") for seed in (1, 2, 3)
     ]
     # What was measured before is found again, though there are more maps now.
-    assert before < {each.key for each in toys.store.all(RECORD)}
+    assert before < {each.key for each in toys.store.every(RECORD)}
     assert toys.native.done == ["toy-0", "toy-1", "toy-2", "toy-3"]
     assert toys.steered.done == ["toy-1", "toy-2", "toy-3"] * 2
-    inputs = [each.manifest for each in toys.store.all(RECORD) if each.manifest.config["experiment"] == "again"]
+    inputs = [each.manifest for each in toys.store.every(RECORD) if each.manifest.config["experiment"] == "again"]
     assert {tuple(sorted(each.inputs)) for each in inputs} == {("backbone", "more-two-1", "one-1")}
 
 
@@ -440,9 +441,9 @@ def test_killed_between_the_maps_of_chosen_backbones(toys: Toys) -> None:
     with pytest.raises(BrokenError):
         from_nothing(toys.cohort, [toys.again], toys.store, Settings(CPU, watch=stop))
     assert [name for name in toys.names(MAP) if "more" in name] == sorted(f"{name}-1@toy-1" for name in MORE)
-    there = {each.key: each.manifest.created for each in toys.store.all(MAP)}
+    there = {each.key: each.manifest.created for each in toys.store.every(MAP)}
     toys.campaign(("again",))
-    after = {each.key: each.manifest.created for each in toys.store.all(MAP)}
+    after = {each.key: each.manifest.created for each in toys.store.every(MAP)}
     assert there.items() < after.items()
     assert list(dict.fromkeys(toys.progress)) == [f"{'+'.join(MORE)}@toy-{seed}" for seed in (2, 3)]
     assert toys.steered.done == ["toy-1", "toy-2", "toy-3"]
@@ -475,7 +476,9 @@ def test_an_interrupted_campaign_goes_on_where_it_stopped(toys: Toys) -> None:
     toys.native.breaks_on, toys.steered.breaks_on = "", "toy-2"
     with pytest.raises(BrokenError):
         toys.campaign()
-    trained = {artefact.key: artefact.manifest.created for kind in (BACKBONE, MAP) for artefact in toys.store.all(kind)}
+    trained = {
+        artefact.key: artefact.manifest.created for kind in (BACKBONE, MAP) for artefact in toys.store.every(kind)
+    }
     assert len(trained) == 4 + 8
     assert kept(toys.store) == {TRAJECTORIES, "steered"}
 
@@ -485,7 +488,7 @@ def test_an_interrupted_campaign_goes_on_where_it_stopped(toys: Toys) -> None:
     assert toys.progress == []
     assert toys.native.done == ["toy-0", "toy-1", "toy-2", "toy-3"]
     assert toys.steered.done == ["toy-1", "toy-2", "toy-3"]
-    after = {artefact.key: artefact.manifest.created for kind in (BACKBONE, MAP) for artefact in toys.store.all(kind)}
+    after = {artefact.key: artefact.manifest.created for kind in (BACKBONE, MAP) for artefact in toys.store.every(kind)}
     assert after == trained
 
 

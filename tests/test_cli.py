@@ -81,6 +81,8 @@ def test_store_commands(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert len(json.loads(out)["artefacts"]) == 2
     victim = next((here / "store").rglob("map.safetensors"))
     victim.write_bytes(victim.read_bytes()[:-1])
+    code, out, err = loopscope(capsys, "store", "list", "--json")
+    assert (code, err) == (3, "loopscope: 1 of 2 artefacts are damaged\n")
     code, out, err = loopscope(capsys, "store", "verify", "--json")
     assert code == 3
     assert sorted(row["state"] for row in json.loads(out)["artefacts"]) == ["damaged", "ok"]
@@ -122,8 +124,10 @@ def test_zoo_commands(capsys: pytest.CaptureFixture[str], here: Path, monkeypatc
     assert err == f"loopscope: 2 of 2 entries of {here / 'zoo'} cannot be used\n"
     (here / "zoo" / "backbone" / added[0]["key"] / "weights.safetensors.xz").unlink()
     code, out, err = loopscope(capsys, "zoo", "list")
-    assert code == 0
-    assert err == "loopscope: 1 more cannot be read; `loopscope zoo verify` says why\n"
+    assert code == 3
+    assert "one-1@" in out
+    assert err.startswith("loopscope: 1 more cannot be read; `loopscope zoo verify` says why; the first: ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """That of all records, as they come back from a store."""
     store = Store(tmp_path_factory.mktemp("results"))
     for each in (*map(walker, EIGHT), *map(bits, BITS), chain()):
-        save(store, each, {"backbone": "a" * 64})
+        save(store, each, {"backbone": each.facts.key})
     evidence = Evidence(records(store))
     assert len(evidence.records) == EVERYTHING
     return report_of(evidence, decide(evidence))

@@ -43,7 +43,7 @@ def test_a_fresh_folder_is_a_released_one_with_random_weights(tmp_path: Path, re
         elif each.numel() > 500:  # of 1 / sqrt(32)
             assert float(each.detach().std()) == pytest.approx(32**-0.5, rel=0.1)
     assert {file.name for file in (tmp_path / "new").iterdir()} == {
-        "config.json", "loopscope.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "SHA256SUMS", "config.json", "loopscope.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     tokens = torch.tensor([[5, 9, 2]])
     if like == "llama":
@@ -110,3 +110,25 @@ def test_new_from_the_command_line(
         assert (code, out, err.count("\n")) == (2, "", 1), (arguments, err)
         assert said in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
+
+
+def test_all_that_is_made_on_the_way_lies_in_the_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that of a killed run nothing is left that the next one, or whoever removes drafts, does not know."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "models").mkdir()
+
+    def killed(*_: object) -> None:
+        (draft,) = (tmp_path / "models").iterdir()
+        assert draft.name.startswith(".draft-")
+        assert not list((tmp_path / "temporary").iterdir())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("loopscope.lm.tuning.fresh._drawn", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_fresh(tmp_path / "models" / "new", Shape("llama", **SIZES), None, words="letters")
+    assert not list((tmp_path / "models").iterdir())
+    write_fresh(tmp_path / "models" / "new", Shape("llama", **SIZES), None, words="letters")
+    assert [each.name for each in (tmp_path / "models").iterdir()] == ["new"]
+    assert all(each.is_file() for each in (tmp_path / "models" / "new").iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import sysconfig
 from collections import Counter
@@ -141,6 +142,8 @@ def test_files_are_documents(tmp_path: Path) -> None:
         (b"[1]\n", "line 1: expected an object"),
         (b"{text}\n", "line 1: expected a JSON object"),
         (b"\xff\xfe\n", "expected UTF-8 text"),
+        (b'{"text": "a\\ud800"}\n', "line 1: expected valid Unicode"),
+        (b"[" * 100_000, "line 1: expected a JSON object"),
     ],
 )
 def test_damaged_files(tmp_path: Path, content: bytes, message: str) -> None:
@@ -154,6 +157,13 @@ def test_missing_files(tmp_path: Path) -> None:
         general.read([tmp_path / "none.txt"])
     with pytest.raises(InputError, match="has no documents"):
         general.read([])
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path / "pipe.txt", Path("/dev/zero")):
+        with pytest.raises(DamagedError, match="expected a file, found something else"):
+            general.read([path])
 
 
 # ---- the built-in text -----------------------------------------------------------------------------------------------
@@ -186,3 +196,9 @@ def test_the_two_sources_have_no_file_in_common() -> None:
     assert all((library / package / "__init__.py").exists() for package in general.PACKAGES)
     assert not set(prose.documents) & set(code.documents)
     assert any("JSON" in document for document in prose.documents)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DamagedError, match=r"pipe: expected a file, found something else"):
+        general.read([tmp_path / "pipe"])

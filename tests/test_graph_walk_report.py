@@ -104,8 +104,8 @@ def eight_calls(name: str) -> Record:
 def crossed(name: str) -> Record:
     """Head 2 does everything: its pattern gives E, its output D and the repair."""
     chosen, tested = (crossing.pairs(where, 8, CPU, PAIRS_OF_GRAPHS) for where in (crossing.DISCOVERY, CONFIRMED))
-    discovery = exchanged(chosen)
-    del discovery["unsteered"]
+    every, kept = exchanged(chosen), crossing.names_of(4, choose_only=True)
+    discovery = {name: nodes for name, nodes in every.items() if name.partition("/")[2] in kept}
     found = {crossing.DISCOVERY: discovery, CONFIRMED: exchanged(tested)}
     return record("crossing", name, found, confirmation=CONFIRMED)
 
@@ -167,7 +167,7 @@ def everything() -> list[Record]:
 def written(store: Store, made: Iterable[Record]) -> list[Record]:
     """The records as they come back from a store."""
     for each in made:
-        save(store, each, {"backbone": "a" * 64})
+        save(store, each, {"backbone": each.facts.key})
     return records(store)
 
 

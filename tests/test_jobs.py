@@ -68,7 +68,7 @@ def digests(done: list[Finished]) -> list[dict[str, str]]:
 
 def checkpoints(store: Store) -> list[tuple[int, int]]:
     """(stage, update) of the checkpoints in a store."""
-    return sorted((each.manifest.config["stage"], each.manifest.config["update"]) for each in store.all("checkpoint"))
+    return sorted((each.manifest.config["stage"], each.manifest.config["update"]) for each in store.every("checkpoint"))
 
 
 def test_what_a_trained_backbone_is_stored_as(store: Store, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_selected_checkpoint_is_what_is_stored(store: Store, monkeypatch: py
     seen: list[list[str]] = []
 
     def watch(_: Progress) -> None:
-        state = max(store.all("checkpoint"), key=lambda each: each.manifest.config["update"]).tensors(
+        state = max(store.every("checkpoint"), key=lambda each: each.manifest.config["update"]).tensors(
             "state.safetensors"
         )
         stack = Stack([initial_model(recipe, seed).state_dict() for seed in (0, 1)])
@@ -183,7 +183,7 @@ def test_the_trail_of_a_map_is_stored_beside_it_and_outlives_a_stop(store: Store
     backbone, recipe = store.open("backbone", base.key), toy_relation_map(updates=6)
     with pytest.raises(StoppedError):
         jobs.fit([recipe], backbone, [3], store, settings_of(save_every=0.0, watch=stop_after(windows)))
-    assert store.all("trail") == ()
+    assert store.every("trail") == ()
     (done,) = jobs.fit([recipe], backbone, [3], store, settings_of())
     (whole,) = jobs.fit([recipe], backbone, [3], Store(tmp_path / "whole"), settings_of())
     assert whole == done
@@ -260,7 +260,7 @@ def test_a_job_stopped_after_any_window_goes_on(store: Store, tmp_path: Path, wi
     with pytest.raises(StoppedError):
         jobs.train(recipe, [0, 1], store, watching)
     assert checkpoints(store) == [(0, 2 * done) for done in range(max(1, windows - 1), windows + 1)]
-    assert store.all("backbone") == ()
+    assert store.every("backbone") == ()
     told: list[Progress] = []
     again = jobs.train(recipe, [0, 1], store, settings_of(metrics=tmp_path / "metrics", watch=told.append))
     assert again == whole
@@ -346,11 +346,11 @@ def test_a_seed_that_breaks_is_told_and_the_others_are_stored(
             jobs.train(recipe, [3, 4, 5], store, settings_of())
         assert str(caught.value) == line
         assert caught.value.exit_code == 1
-    assert sorted(each.key for each in store.all("backbone")) == sorted([whole[0].key, whole[2].key])
+    assert sorted(each.key for each in store.every("backbone")) == sorted([whole[0].key, whole[2].key])
     assert jobs.train(recipe, [5, 3], store, settings_of()) == [whole[2], whole[0]]
 
     # The last checkpoint has the parameters of update 4.
-    (checkpoint,) = store.all("checkpoint")
+    (checkpoint,) = store.every("checkpoint")
     trained = replace(recipe, stages=(replace(recipe.stages[0], updates=4),))
     short = WalkBackbones(trained, [initial_model(recipe, seed) for seed in (3, 4, 5)], [3, 4, 5], CPU)
     assert torch.equal(checkpoint.tensors("state.safetensors")["flat"][1], finished(short).stack.flat[1])
@@ -370,7 +370,7 @@ def test_a_job_ends_when_all_its_members_have_broken(store: Store, monkeypatch: 
     )
     assert "\n" not in str(caught.value)
     assert [now.done for now in told] == [2, 4]
-    assert store.all("backbone") == ()
+    assert store.every("backbone") == ()
     assert checkpoints(store) == [(0, 4)]
 
 
@@ -402,3 +402,13 @@ def test_devices(refused: Callable[..., str]) -> None:
     assert jobs.pick_device("cpu") == CPU
     assert jobs.pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert refused(InputError, jobs.pick_device, "tpu") == "no device 'tpu'; there are auto, cpu, cuda"
+
+
+def test_a_run_that_is_asked_to_stop_keeps_what_it_has(tmp_path: Path) -> None:
+    recipe = toy_walk(updates=12, check_every=0)  # a window of ten and one of two
+    whole = jobs.train(recipe, [0, 1], Store(tmp_path / "whole"), settings_of())
+    parts, asked = Store(tmp_path / "parts"), iter([True])
+    with pytest.raises(KeyboardInterrupt):
+        jobs.train(recipe, [0, 1], parts, settings_of(stop=lambda: next(asked)))
+    assert len(parts.every("checkpoint")) == 1
+    assert jobs.train(recipe, [0, 1], parts, settings_of()) == whole

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from loopscope.experiments import language_protocols
-from loopscope.experiments.language import map_key
 from loopscope.experiments.language_protocols import Plan, plan
 from loopscope.experiments.records import RECORD
 from loopscope.lm.folders import weights_sha256
+from loopscope.lm.identity import identify
 from loopscope.lm.tuning.recipe import Recipe
-from loopscope.maps import load_map
+from loopscope.maps import load_map, map_key
 from loopscope.store import Store
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
@@ -63,7 +63,7 @@ def weights(folder: Path) -> bytes:
 
 
 def found(store: str) -> set[str]:
-    return {each.key for each in Store(store).all(RECORD)}
+    return {each.key for each in Store(store).every(RECORD)}
 
 
 def test_a_protocol_is_its_stages_one_by_one(command: Command, tmp_path: Path) -> None:
@@ -95,12 +95,14 @@ def test_an_export_has_records_maps_and_how_models_were_trained(command: Command
     code, _, err = command(*ONE, *shortened("iterations", "smol"), "--export", "kept")
     assert (code, {each.name for each in Path("kept").iterdir()}) == (0, {RECORD, "lm-map", "lm-training"}), err
     kept = Store("kept")
-    (record,), (fitted,) = kept.all(RECORD), kept.all("lm-map")
+    (record,), (fitted,) = kept.every(RECORD), kept.every("lm-map")
     assert record.manifest.inputs["map"] == map_key(load_map(fitted.folder))
     assert load_map(fitted.folder).b.dtype == torch.float16
-    made = {each.manifest.inputs["made"]: each for each in kept.all("lm-training")}
+    made = {each.manifest.inputs["made"]: each for each in kept.every("lm-training")}
     last = made[record.manifest.inputs["weights"]]
-    assert fitted.manifest.inputs == {"weights": last.manifest.inputs["made"]}
+    model = identify(Path("made/smol-iterations"))
+    assert fitted.manifest.inputs == {"weights": last.manifest.inputs["made"], "identity": model.key}
+    assert record.manifest.inputs["identity"] == model.key
     first = made[last.manifest.inputs["weights"]]
     assert [each.manifest.config["recipe"]["name"] for each in (first, last)] == [
         "smol-iterations-adapt",
@@ -111,7 +113,7 @@ def test_an_export_has_records_maps_and_how_models_were_trained(command: Command
     # What was trained before it was noted is noted when it is looked up.
     Store("store").remove("lm-training", last.key)
     assert command(*ONE, *shortened("iterations", "smol"), "--export", "again")[0] == 0
-    assert {each.key for each in Store("again").all("lm-training")} == {each.key for each in made.values()}
+    assert {each.key for each in Store("again").every("lm-training")} == {each.key for each in made.values()}
 
 
 def test_what_is_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

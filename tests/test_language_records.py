@@ -31,6 +31,7 @@ from loopscope.experiments.records import Facts, Record, records
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.asking import answers_name, as_bytes
 from loopscope.lm.heads import Heads
+from loopscope.lm.identity import Identity
 from loopscope.lm.letter_pairs import pairs
 from loopscope.lm.letter_tests import answer_tokens, question_tokens
 from loopscope.lm.letter_walks import walk_letters
@@ -591,7 +592,8 @@ def test_a_record_without_trained_starts_is_damage() -> None:
 
 
 def subject(by: float = 1.0, name: str = "planted") -> LanguageSubject:
-    return LanguageSubject(name, KEY, "planted", PlantedWalker(), Words(), raising(by), f"{int(by):064d}")
+    who = Identity(KEY, KEY, None, None)
+    return LanguageSubject(name, who, "planted", PlantedWalker(), Words(), raising(by), f"{int(by):064d}")
 
 
 def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
@@ -622,7 +624,7 @@ def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
             assert {n: t.tolist() for n, t in one.predictions[where].items()} == {
                 n: t.tolist() for n, t in answers.items()
             }
-    with pytest.raises(AssertionError, match="measured again"):  # another map is another subject
+    with pytest.raises(InputError, match="measured again"):  # another map is another subject
         measure_letters(replace(subject(), model=Broken(), map_key="f" * 64), store, count=20)
 
 

@@ -14,7 +14,8 @@ import torch
 from loopscope.errors import InputError
 from loopscope.experiments.claims import HOLDS, decide, decided_by
 from loopscope.experiments.evidence import Evidence, in_short
-from loopscope.experiments.language import LANGUAGE, LETTERS
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language_layouts import LETTERS
 from loopscope.experiments.language_tables import PAPER_READOUTS
 from loopscope.experiments.records import Record, Row, records, save
 from loopscope.lm import iteration_tests
@@ -140,7 +141,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     for each in found:
         if "heads" in each.predictions:
             each = replace(each, predictions={"heads": {"rescued": torch.zeros(1, dtype=torch.int16)}})
-        save(store, replace(each, cost={"seconds": 2.0, "device": "CPU", "forwards": 9.0}), {"weights": "a" * 64})
+        save(store, replace(each, cost={"seconds": 2.0, "device": "CPU", "forwards": 9.0}), {"weights": each.facts.key})
     evidence = Evidence(records(store))
     return report_of(evidence, decide(evidence))
 

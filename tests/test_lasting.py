@@ -321,7 +321,7 @@ def test_a_killed_fit_goes_on_bit_by_bit(kind: str, store: Store, tmp_path_facto
     with pytest.raises(StoppedError):
         jobs.fit(recipes, found, [1, 5], store, settings_of(save_every=0.0, watch=stop_after(2)))
     assert ((1, 2) if "then" in kind else (0, 4)) in checkpoints(store)
-    saved = store.all("checkpoint")[0].tensors("state.safetensors")
+    saved = store.every("checkpoint")[0].tensors("state.safetensors")
     assert ("pool.states" in saved) == ("fresh" in KINDS[kind])
     again = jobs.fit(recipes, found, [1, 5], store, settings_of())
     assert digests(again) == digests(whole)
@@ -361,7 +361,7 @@ def test_mistakes(store: Store) -> None:
     (backbone,) = jobs.train(toy_walk(updates=4), [0], store, settings_of())
     with pytest.raises(InputError, match="fit 1 lacks the one of 2"):
         jobs.fit([toy_fit(letters=(1, 2))], store.open("backbone", backbone.key), [1], store, settings_of())
-    assert not store.all("map")
+    assert not store.every("map")
 
 
 def test_a_pool_after_a_rollout_has_a_stage_of_its_own() -> None:

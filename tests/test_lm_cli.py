@@ -43,7 +43,9 @@ def test_logits_of_every_loop_equal_the_public_code(
     torch.testing.assert_close(
         torch.tensor(gates).T, golden()["gate_logits_by_loop"][:, :, -1].sigmoid(), rtol=0, atol=1e-5
     )
-    code, out, _ = loopscope(capsys, "lm", "readouts", ouro, "--ids", IDS, "--loops", "2", "--out", str(file))
+    code, out, _ = loopscope(
+        capsys, "lm", "readouts", ouro, "--ids", IDS, "--loops", "2", "--out", str(file), "--force"
+    )
     assert code == 0
     assert "exit gate" in out
     torch.testing.assert_close(load_file(file)["logits_by_loop"], golden()["logits_by_loop"][:2], rtol=0, atol=1e-5)
@@ -76,7 +78,7 @@ def test_texts_of_several_lengths_are_read_as_each_alone(capsys: pytest.CaptureF
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_a_stack_is_read_without_a_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
     folder, file = stack_folder(tmp_path / kind, kind), tmp_path / "out"
-    asked = ["lm", "readouts", str(folder), "--ids", "[[1, 5, 3], [4]]", "--out", str(file)]
+    asked = ["lm", "readouts", str(folder), "--ids", "[[1, 5, 3], [4]]", "--out", str(file), "--force"]
     code, out, err = loopscope(capsys, *asked, "--loops", "1")
     assert (code, err) == (0, "")
     with torch.no_grad():
@@ -95,7 +97,7 @@ def test_a_stack_is_read_without_a_tokenizer(capsys: pytest.CaptureFixture[str],
 def test_logits_in_bf16_are_near_those_in_fp32(capsys: pytest.CaptureFixture[str], tmp_path: Path, ouro: str) -> None:
     file = tmp_path / "out"
     for dtype, far in (("fp32", 1e-5), ("bf16", 0.2)):
-        asked = ("--ids", IDS, "--out", str(file), "--dtype", dtype, "--json")
+        asked = ("--ids", IDS, "--out", str(file), "--force", "--dtype", dtype, "--json")
         code, out, err = loopscope(capsys, "lm", "readouts", ouro, *asked)
         assert (code, err, json.loads(out)["dtype"]) == (0, "", dtype)
         apart = (load_file(file)["logits_by_loop"] - golden()["logits_by_loop"]).abs().max()
@@ -134,8 +136,10 @@ def test_mistakes_get_one_line_and_leave_nothing(
         (["--ids", "[[1]]", "--device", "tpu"], "no device 'tpu'"),
         (["--ids", "[[1]]", "--dtype", "fp16"], "no precision 'fp16'; there are fp32, bf16"),
         (["--ids", "[[1]]", "--out", "none/out"], "there is no folder"),
-        (["--ids", "[[1]]", "--out", "."], "is a folder"),
-        (["--ids", "[[1]]", "--out", "ouro/model.safetensors"], "among the model's own files"),
+        (["--ids", "[[1]]", "--out", "."], "as a folder, which is never replaced"),
+        (["--ids", "[[1]]", "--out", "ouro/model.safetensors"], "is no file that Loopscope wrote"),
+        (["--ids", "[[1]]", "--out", "ouro/model.safetensors", "--force"], "is no file that Loopscope wrote"),
+        (["--ids", "[[1]]", "--out", "ouro/new.safetensors"], "among the model's own files"),
         (["--ids", "[[96]]", "--out", "out"], "token 96"),
     ]
     before = sorted(tmp_path.rglob("*"))
@@ -189,7 +193,7 @@ def test_a_model_is_fetched_and_read(
     (example,) = json.loads(out)["examples"]
     assert (code, len(example["tokens"]), len(example["loops"])) == (0, 4, 4)
     code, _, err = loopscope(capsys, "lm", "get", "smollm2-135m", "--out", str(folder))
-    assert (code, err) == (2, f"loopscope: {folder} exists already; give a folder that does not\n")
+    assert (code, err) == (2, f"loopscope: {folder} exists already, as a folder; give a folder that does not\n")
     code, _, err = loopscope(capsys, "lm", "get", "smollm", "--out", str(tmp_path / "x"))
     assert (code, "(nearest: smollm2-135m)" in err) == (2, True)
     assert loopscope(capsys, "lm", "get", "smollm2-135m")[0] == 2

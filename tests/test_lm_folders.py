@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def test_a_shape_that_disagrees_with_the_config_is_refused(tmp_path: Path, refus
 def test_weights_that_are_no_floating_point_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     tensors: dict[str, Tensor] = weights() | {"model.norm.weight": torch.ones(48, dtype=torch.int8)}
     found = refused(InputError, load, write_folder(tmp_path / "ouro", tensors))
-    assert found.endswith("model.norm.weight is of type int8, not floating point")
+    assert "model.norm.weight is of type int8, not of a floating point type" in found
 
 
 # Damaged files: exit code 3 -------------------------------------------------------------------------------------------
@@ -166,6 +167,18 @@ def test_a_damaged_config_is_refused(tmp_path: Path, refused: Callable[..., str]
     folder = write_folder(tmp_path / "ouro", weights())
     (folder / "config.json").write_bytes(content)
     assert refused(DamagedError, load, folder).startswith(f"{folder}/config.json: expected ")
+
+
+@pytest.mark.parametrize("file", ["config.json", "loopscope.json", "model.safetensors.index.json"])
+def test_a_name_that_stands_twice_in_json_is_refused(tmp_path: Path, refused: Callable[..., str], file: str) -> None:
+    folder = write_folder(tmp_path / "ouro", weights(), shards=2)
+    told = {"loops": 2, "boundary": "norm"} if file == "loopscope.json" else json.loads((folder / file).read_bytes())
+    (folder / file).write_text(json.dumps(told), encoding="utf-8")
+    assert load(folder).width  # once, it is fine
+    name, value = next(reversed(told.items()))
+    again = f", {json.dumps(name)}: {json.dumps(value)}}}"
+    (folder / file).write_text(json.dumps(told)[:-1] + again, encoding="utf-8")
+    assert refused(DamagedError, load, folder) == f"{folder / file}: expected JSON, found {name!r} twice"
 
 
 @pytest.mark.parametrize("keep", [0, 7, 200, -1])
@@ -181,6 +194,24 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, refused: Callable[...
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
     (folder / "model.safetensors").write_bytes(pointer)
     assert "expected a safetensors file" in refused(DamagedError, load, folder)
+
+
+def test_what_cannot_be_weights_is_refused_before_it_is_mapped(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_folder(tmp_path / "ouro", weights())
+    file = folder / "model.safetensors"
+    with file.open("r+b") as content:
+        content.truncate(2**36)  # sparse: takes no disk, but would take address space
+        content.write(bytes(8))
+    assert "with a header of 0" in refused(DamagedError, load, folder)
+    file.unlink()
+    os.mkfifo(file)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    refused(InputError, load, folder)
+    placed = {name: "part.safetensors" for name in weights()}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}), encoding="utf-8")
+    file.unlink()
+    os.mkfifo(folder / "part.safetensors")
+    assert "expected a file, found something else" in refused(DamagedError, load, folder)
 
 
 def test_a_tensor_named_twice_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -210,10 +241,12 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, refused: Callable[..., st
     fewer = {name: file for name, file in placed.items() if name != "lm_head.weight"}
     assert "found lm_head.weight as well" in with_map(fewer)
     assert "expected names of files beside it, found '../x'" in with_map(placed | {"lm_head.weight": "../x"})
+    for odd in ("a\0b", "x" * 5000, "", ".", 7, "\x1b[2J", "\ud800", f"{folder}/{one}"):
+        assert "expected names of files beside it, found" in with_map(placed | {"lm_head.weight": odd})
     assert "expected a weight_map, found None" in with_map(None)
     index.write_text(json.dumps(true), encoding="utf-8")
     (folder / two).unlink()
-    assert refused(DamagedError, load, folder) == f"{folder}/{two}: expected a safetensors file, found none"
+    assert refused(DamagedError, load, folder) == f"{folder}/{two}: expected a file, found none"
 
 
 def test_weights_with_nan_are_refused(tmp_path: Path, refused: Callable[..., str]) -> None:

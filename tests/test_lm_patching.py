@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loopscope import F, J, Program
 from loopscope.address import Site
-from loopscope.errors import InputError
+from loopscope.errors import InputError, NotFiniteError
 from loopscope.lm import patching
 from loopscope.lm.folders import load
 from loopscope.lm.patching import compare, places, plain_of, recover
@@ -69,7 +69,7 @@ def test_every_program_says_what_its_plain_run_says(capsys: pytest.CaptureFixtur
     assert written["tokens"].tolist() == report["tokens"] == inputs["main"][0].tolist()
     assert written["other.other"].tolist() == report["others"]["other"]
     with safe_open("out", "pt") as file:
-        assert json.loads(file.metadata()["programs"]) == [each["program"] for each in report["programs"]]
+        assert json.loads(file.metadata()["loopscope"])["programs"] == [each["program"] for each in report["programs"]]
     expected: dict[str, Tensor] = {}
     for logits, each in zip(written["logits"], report["programs"], strict=True):
         program = Program.parse(each["program"])
@@ -230,9 +230,9 @@ def test_logits_that_are_not_finite_are_told() -> None:
     model = tiny_ouro()
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.inf)
-    with pytest.raises(InputError, match="logits of 'F' are not finite; the states are fp32"):
+    with pytest.raises(NotFiniteError, match="from h1 of F on, in float32"):
         compare(model, torch.tensor([[1, 2]]), [Program.parse("F")])
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         recover(model, torch.tensor([[1, 2]]), torch.tensor([[1, 3]]), F**1, places(model, F**1, Site(1, "z"), 2))
 
 

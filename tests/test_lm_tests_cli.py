@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.experiments.language import load_language, map_key, measure_iterations, measure_letters
+from loopscope.experiments.language import load_language, measure_iterations, measure_letters
 from loopscope.experiments.records import RECORD, config_of, records
 from loopscope.lm import iteration_tests
 from loopscope.lm.folders import load, weights_sha256
 from loopscope.lm.heads import Heads
 from loopscope.lm.text import load_tokenizer
-from loopscope.maps import load_map
+from loopscope.maps import load_map, map_key
 from loopscope.store import Store
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
@@ -143,8 +143,8 @@ def test_fp32_is_what_the_bare_map_gives_bit_by_bit(command: Command, tmp_path: 
         for each in (subject.steering, step)
     )
     assert torch.equal(steered, plain)
-    settings = {"cases": 1, "loops": 4, "boundary": "none"}  # nothing about precision: the key is the one it ever was
-    inputs = {"weights": subject.key, "map": map_key(step)}
+    settings = {"cases": 1, "loops": 4, "boundary": "none"}  # nothing about precision
+    inputs = {"weights": weights_sha256(models / "worded"), "identity": subject.identity.key, "map": map_key(step)}
     assert Store(tmp_path / "store").find(RECORD, config_of("iterations", "worded", settings), inputs) is not None
 
 
@@ -197,6 +197,9 @@ def test_a_damaged_map_is_damage(command: Command, tmp_path: Path, models: Path)
     ("note", "code", "said"),
     [
         ({"weights": "0" * 64}, 2, "was fitted to weights of SHA-256 000000000000..., but those of"),
+        ({"weights": "0" * 64, "boundary": "nrom"}, 3, "expected the boundary and the loops that a map was fitted in"),
+        ({"weights": "0" * 64, "recipe": {"loops": 0}}, 3, "expected the boundary and the loops"),
+        ({"weights": "0" * 64, "identity": {"version": 2}}, 3, "expected the identity of the model that a map was"),
         ({"weights": 1}, 3, "expected the weights that a map was fitted to, found something else"),
         ({}, 3, "fitted.json"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,10 @@ from loopscope.maps import (
     ResidualLowRank,
     load_map,
     make_map,
+    map_files,
+    map_key,
     save_map,
+    saved_map_key,
 )
 
 SETTINGS: dict[str, dict[str, int]] = {
@@ -255,7 +260,11 @@ def test_the_folder_holds_two_readable_files(family: str, tmp_path: Path) -> Non
     assert listing(tmp_path / "one") == [CONFIG_FILE, WEIGHTS_FILE]
     assert (tmp_path / "one").stat().st_mode & 0o777 == 0o755
     config = json.loads((tmp_path / "one" / CONFIG_FILE).read_text())
-    assert config == {"peft_type": "LOOPSCOPE_AFFINE", "format": FORMAT, "family": family, **SETTINGS[family]}
+    sums = {WEIGHTS_FILE: hashlib.sha256((tmp_path / "one" / WEIGHTS_FILE).read_bytes()).hexdigest()}
+    assert len(config.pop("digest")) == 64
+    assert config == {
+        "peft_type": "LOOPSCOPE_AFFINE", "format": 2, "family": family, **SETTINGS[family], "sha256": sums,
+    }  # fmt: skip
 
 
 def test_a_loaded_map_no_longer_needs_its_files(tmp_path: Path) -> None:
@@ -317,16 +326,83 @@ class Unwritable(Dense):
 
 
 def test_a_failure_halfway_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(InputError, match=r"width is a object"):
         save_map(Unwritable(4), tmp_path / "one")
     assert listing(tmp_path) == []
 
 
-def test_a_failure_at_the_end_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "one").symlink_to(tmp_path / "nowhere")  # looks free, but a folder cannot be moved onto it
-    with pytest.raises(OSError, match="one"):
-        save_map(fresh("dense"), tmp_path / "one")
+def test_a_link_to_nowhere_is_taken(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "one").symlink_to(tmp_path / "nowhere")
+    assert "exists already" in refused(InputError, save_map, fresh("dense"), tmp_path / "one")
     assert listing(tmp_path) == ["one"]
+
+
+# Checksums -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    """Whitespace of the config may be another's; nothing else may differ anywhere."""
+    step = make_map("residual-low-rank", width=2, rank=1, seed=0)
+    save_map(step, tmp_path / "one", {"beside.json": b'{"loops": 8}'})
+    accepted = 0
+    for name in (CONFIG_FILE, WEIGHTS_FILE, "beside.json"):
+        file = tmp_path / "one" / name
+        whole = file.read_bytes()
+        for at, byte in enumerate(whole):
+            for other in {byte ^ 1, byte ^ 0x80, byte ^ 0xFF, ord("1"), ord(" ")} - {byte}:
+                file.write_bytes(whole[:at] + bytes([other]) + whole[at + 1 :])
+                try:
+                    back = load_map(tmp_path / "one")
+                except (DamagedError, InputError):
+                    continue
+                accepted += 1
+                assert (name, chr(byte).isspace()) == (CONFIG_FILE, True)
+                assert map_key(back) == map_key(step)
+        file.write_bytes(whole)
+    assert accepted < 40  # the ends of lines, made spaces
+    load_map(tmp_path / "one")
+
+
+def test_files_beside_a_map_are_checked_with_it(tmp_path: Path, refused: Callable[..., str]) -> None:
+    save_map(fresh("dense"), tmp_path / "one", {"fitted.json": b"{}"})
+    (tmp_path / "one" / "fitted.json").unlink()
+    assert "fitted.json: expected a file, found none" in refused(DamagedError, load_map, tmp_path / "one")
+
+
+def test_checksums_cannot_be_taken_away(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """Not by calling the format an older one, and not by leaving them out."""
+    save_map(fresh("dense"), tmp_path / "one")
+    file = tmp_path / "one" / CONFIG_FILE
+    config = json.loads(file.read_text())
+    for changed, found in (
+        ({**config, "format": 1}, "expected a config of format 1, found digest, which it has not"),
+        ({key: value for key, value in config.items() if key != "digest"}, "expected content of digest None"),
+        ({key: value for key, value in config.items() if key != "sha256"}, "expected the checksums of format 2"),
+        ({**config, "sha256": {}}, "expected content of digest"),
+        ({**config, "sha256": {"../one": "0" * 64}}, "expected the checksums of format 2"),
+        ({**config, "sha256": [WEIGHTS_FILE]}, "expected the checksums of format 2"),
+        ({**config, "width": math.nan}, "expected the checksums of format 2"),
+    ):
+        file.write_text(json.dumps(changed))
+        assert refused(DamagedError, load_map, tmp_path / "one").startswith(f"{file}: {found}")
+
+
+@families
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_map_has_one_key_in_all_formats(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """By which released records and maps, of format 1, know it: SHA-256 over names and SHA-256 of its two files."""
+    step = far_from_identity(family, dtype=dtype)
+    save_map(step, tmp_path / "two")
+    shutil.copytree(tmp_path / "two", tmp_path / "one")
+    as_format_1(tmp_path / "one")
+    hashes = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in (tmp_path / "one").iterdir()}
+    known = hashlib.sha256("".join(f"{name} {hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
+    assert map_key(step) == known
+    for folder in ("one", "two"):
+        assert map_key(load_map(tmp_path / folder)) == known
+        assert saved_map_key((tmp_path / folder / CONFIG_FILE).read_bytes(), hashes[WEIGHTS_FILE]) == known
+    listed = map_files(step, {"fitted.json": b"{}"})[CONFIG_FILE]
+    assert saved_map_key(listed, hashes[WEIGHTS_FILE]) == known
 
 
 # What cannot be loaded -----------------------------------------------------------------------------------------------
@@ -334,9 +410,17 @@ def test_a_failure_at_the_end_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A map on disk, to be spoiled."""
+    """A map on disk, to be spoiled: of format 1, where no checksum tells what is wrong before anything else does."""
     save_map(far_from_identity("diagonal-low-rank", dtype=torch.float32), tmp_path / "one")
-    return tmp_path / "one"
+    return as_format_1(tmp_path / "one")
+
+
+def as_format_1(folder: Path) -> Path:
+    """As maps were written before they had checksums."""
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    old = {key: value for key, value in config.items() if key not in ("sha256", "digest")} | {"format": 1}
+    (folder / CONFIG_FILE).write_text(json.dumps(old, indent=2, sort_keys=True) + "\n")
+    return folder
 
 
 def reconfigure(folder: Path, **changes: object) -> None:
@@ -361,11 +445,12 @@ def test_a_folder_without_its_files_is_no_map(saved: Path, refused: Callable[...
         (b"", "expected JSON, found Expecting value"),
         (b"{", "expected JSON, found Expecting property name"),
         (b'{"format":\n\n', "expected JSON"),
-        (b"\xff\xfe\x00", "expected JSON, found 'utf-8' codec"),
+        (b"\xff\xfe\x00", "expected JSON, found 'utf-16-le' codec"),
         (b"[" * 200_000, "expected JSON, found maximum recursion depth"),
-        (b"[1, 2]", "expected an object, found '[1, 2]'"),
-        (b'"two\\nlines"', r"expected an object, found 'two\nlines'"),
-        (b"null", "expected an object, found 'None'"),
+        (b'{"rank": 3, "rank": 4}', "expected JSON, found 'rank' twice"),
+        (b"[1, 2]", "expected a JSON object, found [1, 2]"),
+        (b'"two\\nlines"', r"expected a JSON object, found 'two\nlines'"),
+        (b"null", "expected a JSON object, found None"),
     ],
 )
 def test_garbage_in_the_config_is_named(text: bytes, found: str, saved: Path, refused: Callable[..., str]) -> None:
@@ -421,7 +506,7 @@ def test_weights_cut_off_anywhere_are_noticed(saved: Path, refused: Callable[...
     for length in (0, 4, 8, 30, len(whole) // 2, len(whole) - 1):
         (saved / WEIGHTS_FILE).write_bytes(whole[:length])
         message = refused(DamagedError, load_map, saved)
-        assert message.startswith(f"{saved / WEIGHTS_FILE}: expected safetensors, found ")
+        assert message.startswith(f"{saved / WEIGHTS_FILE}: expected a safetensors file, found ")
     (saved / WEIGHTS_FILE).write_bytes(whole + b"\0")
     refused(DamagedError, load_map, saved)
     (saved / WEIGHTS_FILE).write_bytes(whole)
@@ -441,9 +526,9 @@ class Booby:
 def test_pickled_weights_are_refused_and_not_run(saved: Path, refused: Callable[..., str]) -> None:
     mark = saved.parent / "exploded"
     torch.save(load_map(saved).state_dict(), saved / WEIGHTS_FILE)
-    assert "expected safetensors" in refused(DamagedError, load_map, saved)
+    assert "expected a safetensors file" in refused(DamagedError, load_map, saved)
     (saved / WEIGHTS_FILE).write_bytes(pickle.dumps(Booby(mark)))
-    assert "expected safetensors" in refused(DamagedError, load_map, saved)
+    assert "expected a safetensors file" in refused(DamagedError, load_map, saved)
     assert not mark.exists()
 
 
@@ -459,6 +544,10 @@ def test_pickled_weights_are_refused_and_not_run(saved: Path, refused: Callable[
         (lambda t: t.update(W=torch.zeros(1), V=torch.zeros(1)), "expected no tensor 'V'"),
         (lambda t: t.update(A=t["A"].double()), "expected one floating point type, found torch.float32, torch.float64"),
         (lambda t: t.update({n: x.int() for n, x in t.items()}), "expected one floating point type, found torch.int32"),
+        (
+            lambda t: t.update({n: x.to(torch.float8_e4m3fn) for n, x in t.items()}),
+            "one floating point type, found torch.float8_e4m3fn",
+        ),
         (lambda t: t["A"].fill_(math.nan), "holds NaN or infinity in A"),
         (lambda t: t["b"][3:4].fill_(math.inf), "holds NaN or infinity in b"),
     ],

@@ -332,7 +332,11 @@ def test_curves_that_cannot_be_read(tmp_path: Path, refused: Callable[..., str])
     store = Store(tmp_path)
     with store.write(BACKBONE, {"recipe": {"name": "toy"}, "seed": 0}) as backbone:
         backbone.json(RESULT, {})
-    with store.write(MAP, {"recipe": {"name": "matched-one"}, "fit": 1}, {BACKBONE: backbone.artefact.key}) as fit:
+    with store.write(
+        MAP,
+        {"recipe": {"name": "matched-one", "data": {"task": "graph-walk"}}, "fit": 1},
+        {BACKBONE: backbone.artefact.key},
+    ) as fit:
         fit.json(RESULT, {"history": [{"update": 50, "score": []}], "selected": {"update": 50}})
     told = refused(DamagedError, curves, store, ["toy-0"])
     assert told == f"{fit.artefact.folder / RESULT}: expected the checks of a fit, found something else"

@@ -313,11 +313,19 @@ def test_texts_beyond_the_positions_or_the_vocabulary_are_refused(refused: Calla
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
         ({"rope_scaling": {"factor": 2}}, "rope_scaling {'factor': 2} is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type 'yarn' is not supported"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer type 'sliding_attention' is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}},
+            "rotary scaling 'yarn' is not",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer type 'sliding_attention': ",
+        ),
         ({"rope_theta": None}, "rope_theta must be a number, not missing"),
-        ({"rms_norm_eps": 0}, "must be positive"),
-        ({"eos_token_id": "end"}, "eos_token_id must be a token or a list of tokens, not 'end'"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps must be above 0"),
+        ({"eos_token_id": "end"}, "eos_token_id must be a token of"),
+        ({"eos_token_id": 10**6}, "eos_token_id must be a token of"),
+        ({"eos_token_id": [0, -1]}, "eos_token_id must be a token of"),
     ],
 )
 def test_a_config_that_is_not_ouro_is_refused(refused: Callable[..., str], changes: dict[str, Any], says: str) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from loopscope.errors import InputError
+from loopscope.errors import InputError, NotFiniteError
 from loopscope.execute import run
 from loopscope.files import StoreError
 from loopscope.lm import readouts as module
-from loopscope.lm.readouts import readouts, write_readouts
+from loopscope.lm.readouts import readouts, write_readouts, write_tensors
 from tests.ouro_tiny import golden, tiny_ouro
 from tests.stack_tiny import tiny_stack
 from tests.tiny import ROWS, tiny_tokens
@@ -59,7 +59,7 @@ def test_a_file_holds_what_was_read(tmp_path: Path) -> None:
     file = tmp_path / "out.safetensors"
     for model in (tiny_ouro(), tiny_ouro(torch.bfloat16)):
         found = readouts(model, golden()["input_ids"])
-        write_readouts(file, found)  # the second replaces the first
+        write_readouts(file, found, force=True)  # the second replaces the first
         stored = load_file(file)
         assert stored["logits_by_loop"].shape == (4, 3, 13, 96)
         assert stored["logits_by_loop"].dtype == torch.float32
@@ -74,17 +74,18 @@ def test_a_write_that_fails_leaves_what_was_there(
     tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = readouts(tiny_ouro(), golden()["input_ids"])
-    assert "cannot write" in refused(StoreError, write_readouts, tmp_path / "none" / "out", found)
+    assert "there is no folder" in refused(InputError, write_readouts, tmp_path / "none" / "out", found)
     file = tmp_path / "out.safetensors"
-    file.write_bytes(b"before")
+    write_tensors(file, {"before": torch.zeros(2)})
+    before = [("out.safetensors", file.read_bytes())]
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # as a full disk
     try:
-        assert "cannot write" in refused(StoreError, write_readouts, file, found)
+        assert "cannot write" in refused(StoreError, write_readouts, file, found, True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("out.safetensors", b"before")]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == before
 
     def interrupted(tensors: object, path: Path, about: object) -> None:
         path.write_bytes(b"half")
@@ -92,8 +93,8 @@ def test_a_write_that_fails_leaves_what_was_there(
 
     monkeypatch.setattr(module, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_readouts(file, found)
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("out.safetensors", b"before")]
+        write_readouts(file, found, force=True)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == before
 
 
 def test_states_that_overflow_are_told(refused: Callable[..., str]) -> None:
@@ -102,6 +103,6 @@ def test_states_that_overflow_are_told(refused: Callable[..., str]) -> None:
         model.lm_head.weight[0, 0] = 1e38
         model.lm_head.weight[0, 1] = 3e38
         model.model.norm.weight[1] = 1e3
-    said = refused(InputError, readouts, model, golden()["input_ids"])
-    assert said == "the logits after loop 1 are not finite; the states are torch.float32"
+    said = refused(NotFiniteError, readouts, model, golden()["input_ids"])
+    assert said.startswith("the numbers of 'F4' are not finite from the logits after loop 1 on, in float32; ")
     assert "F0 does not exist" in refused(InputError, lambda: readouts(model, golden()["input_ids"], loops=0))

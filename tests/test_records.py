@@ -20,8 +20,8 @@ from loopscope.experiments.subject import load_subject
 from loopscope.store import Store
 from loopscope.zoo import open_zoo
 
-FACTS = Facts("toy-3", "ab" * 32, loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "stay": 1})
-INPUTS = {BACKBONE: "ab" * 32, "one-1": "cd" * 32}
+FACTS = Facts("toy-3", "ab" * 32, loops=2, depth=2, nodes=16, heads=2, fits={"one": 2, "stay": 1})
+INPUTS = {BACKBONE: "ab" * 32, "one-1": "cd" * 32, "one-2": "ef" * 32}
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_record_is_found_by_what_it_was_made_from(store: Store) -> None:
     assert not found("targets", "toy-4", {"graphs": 2}, INPUTS)
     assert not found("targets", "toy-3", {"graphs": 3}, INPUTS)
     assert not found("targets", "toy-3", {}, INPUTS)
-    assert not found("targets", "toy-3", {"graphs": 2}, INPUTS | {"one-1": "ef" * 32})
+    assert not found("targets", "toy-3", {"graphs": 2}, INPUTS | {"one-1": "0" * 64})
 
 
 def test_what_cannot_be_packed_leaves_nothing_in_the_store(store: Store) -> None:

@@ -37,13 +37,13 @@ def results() -> Store:
 
 @pytest.fixture(scope="module")
 def chosen(results: Store) -> Selection:
-    walks = [each for each in results.all(RECORD) if each.manifest.config["experiment"] == "trajectories"]
+    walks = [each for each in results.every(RECORD) if each.manifest.config["experiment"] == "trajectories"]
     return selection(map(load, walks))
 
 
 def test_every_released_record_is_one_that_the_suite_asks_for(results: Store, chosen: Selection) -> None:
     """Its settings are those of its backbone's role, and it rests on the maps that its experiment uses, no others."""
-    there = results.all(RECORD)
+    there = results.every(RECORD)
     assert len(there) >= 115
     for artefact in there:
         config, inputs = dict(artefact.manifest.config), dict(artefact.manifest.inputs)
@@ -70,7 +70,7 @@ def leading(results: Store, experiment: Experiment) -> str | None:
     """The backbone that an experiment chooses by what was measured on all, as those that are not chosen are."""
     if experiment.lead is None:
         return None
-    found = [each for each in results.all(RECORD) if each.manifest.config["experiment"] == experiment.name]
+    found = [each for each in results.every(RECORD) if each.manifest.config["experiment"] == experiment.name]
     (settings,) = experiment.settings("other", "paper")
     return experiment.lead(
         {
@@ -83,7 +83,7 @@ def leading(results: Store, experiment: Experiment) -> str | None:
 
 def test_the_chosen_backbone_of_parity_is_measured_as_all_and_as_the_main_one(results: Store) -> None:
     chosen, parity = leading(results, EXPERIMENTS["parity"]), []
-    for each in results.all(RECORD):
+    for each in results.every(RECORD):
         config = each.manifest.config
         if config["experiment"] == "parity":
             parity.append((config["subject"], config["settings"].get("far", "all")))
@@ -94,7 +94,7 @@ def with_lasting_maps(zoo: Store, folder: Path, name: str) -> Store:
     """A store with one backbone of the zoo, its published maps, and invented ones for lasting control."""
     store, backbone = Store(folder), find(zoo, name, BACKBONE)
     store.adopt(backbone)
-    for fit in zoo.all(MAP):
+    for fit in zoo.every(MAP):
         if fit.manifest.inputs[BACKBONE] == backbone.key and _published(fit):
             store.adopt(fit)
     for group in COHORTS["mechanism"].chosen_maps:
@@ -119,7 +119,7 @@ def test_maps_for_lasting_control_change_no_other_record(results: Store, chosen:
         subject = load_subject(weights, name, CPU)
         assert {"rollout-one", "pool-two", "strings-one"} < set(subject.maps)
         todo = steps(weights, [cohort], asked, chosen, "paper")
-        mine = [each for each in results.all(RECORD) if each.manifest.config["subject"] == name]
+        mine = [each for each in results.every(RECORD) if each.manifest.config["subject"] == name]
         known = {each.key for each in mine if each.manifest.config["experiment"] in {one.name for one in asked}}
         found = set()
         for step in todo:
@@ -140,7 +140,7 @@ def test_without_such_maps_lasting_control_is_left_out(chosen: Selection, tmp_pa
     whole = with_lasting_maps(open_zoo(), tmp_path / "whole", chosen.names[0])
     few = Store(tmp_path / "few")
     for kind in (BACKBONE, MAP):
-        for artefact in whole.all(kind):
+        for artefact in whole.every(kind):
             if kind == BACKBONE or _published(artefact):
                 few.adopt(artefact)
     for profile in ("quick", "paper"):

@@ -21,7 +21,19 @@ from loopscope.model import LoopedTransformer, graph_walk_config
 from loopscope.store import Store
 from loopscope.zoo import VARIABLE
 from tests.test_cli import loopscope
-from tests.test_graph_walk_report import MAIN, OTHER, SECOND, THIRD, crossed, native, target, two_calls, written
+from tests.test_graph_walk_report import (
+    CONFIRMED,
+    MAIN,
+    OTHER,
+    PAIRS_OF_GRAPHS,
+    SECOND,
+    THIRD,
+    crossed,
+    native,
+    target,
+    two_calls,
+    written,
+)
 from tests.test_report import Reader
 from tests.test_zoo import everything_under, flip, put_backbone
 from tests.tiny import tiny_map
@@ -48,7 +60,9 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backbone = put_backbone(store, 5, model, data={"task": "graph-walk", "depth": 8})
     for seed, name in enumerate(("one", "two")):
         for fit in (1, 2):
-            with store.write("map", {"recipe": {"name": name}, "fit": fit}, {"backbone": backbone}) as draft:
+            with store.write(
+                "map", {"recipe": {"name": name, "data": {"task": "graph-walk"}}, "fit": fit}, {"backbone": backbone}
+            ) as draft:
                 for file, data in map_files(tiny_map(10 * seed + fit)).items():
                     draft.bytes(file, data)
     return folder
@@ -193,7 +207,9 @@ def test_no_records_no_verdicts(run: Run, tmp_path: Path) -> None:
 def test_what_could_not_be_estimated_is_null(run: Run, tmp_path: Path) -> None:
     """No clean run is right, so no pair of graphs counts."""
     names = (MAIN, SECOND, THIRD)
-    made = [native(name, 0, 1, 3, 4, 6, 7, 8) for name in names] + [crossed(name) for name in names]
+    some = {"graphs": PAIRS_OF_GRAPHS, "confirmation": CONFIRMED}
+    made = [native(name, 0, 1, 3, 4, 6, 7, 8) for name in names]
+    made += [replace(crossed(name), settings=some) for name in names]
     for answers in (answers for each in made[3:] for answers in each.predictions.values()):
         answers |= {name: (nodes + 5) % 10 for name, nodes in answers.items() if name.endswith("before F")}
     written(Store(tmp_path / "wrong"), made)
@@ -288,7 +304,7 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
         (["trajectories", "--cohort", "matched"], "trajectories: not done on matched, but mechanism, walkers"),
         (["--results", "nowhere"], "there is no folder nowhere"),
         (["--zoo", "nowhere"], "there is no zoo at nowhere; name one with --zoo or LOOPSCOPE_ZOO"),
-        (["--out", "file"], "file is no folder, so nothing can be written to file"),
+        (["--out", "file"], "file exists already, as a file, so no report is written to file; give another folder"),
         (["--out", "file/deep/report"], "file is no folder, so nothing can be written to file/deep/report"),
         (["--store", "file"], "file is no folder, so nothing can be written to file"),
         (["--export", "file"], "file is no folder, so nothing can be written to file"),

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 
 import loopscope
-from loopscope.errors import DamagedError, InputError
+from loopscope.errors import DamagedError, InputError, LoopscopeError, NewerError
 from loopscope.files import StoreError
 from loopscope.manifest import MANIFEST, artefact_key, manifest_text, parse_tensors
 from loopscope.store import Artefact, Store
@@ -487,7 +487,7 @@ def test_unparsable_json_is_damage(store: Store, data: bytes) -> None:
 # All of a kind, removing, adopting ------------------------------------------------------------------------------------
 
 
-def test_all_gives_what_can_be_read(store: Store) -> None:
+def test_every_raises_and_readable_gives_what_can_be_read_with_the_errors(store: Store) -> None:
     whole, flipped, short, newer = (put(store, {"i": i}) for i in range(4))
     put(store, {"i": 0}, kind="backbone")
     (flipped.folder / "data.bin").write_bytes(b"Content")
@@ -495,11 +495,19 @@ def test_all_gives_what_can_be_read(store: Store) -> None:
     body = json.loads((newer.folder / MANIFEST).read_bytes())
     del body["digest"]
     (newer.folder / MANIFEST).write_bytes(manifest_text({**body, "schema": 2}))
-    found = store.all("map")
+    found, errors = store.readable("map")
     # As in `list`, hashes are left to the reader.
     assert [artefact.key for artefact in found] == sorted([whole.key, flipped.key])
     assert {artefact.key: artefact for artefact in found}[whole.key] == whole
-    assert store.all("maps") == store.all("../map") == ()
+    assert sorted(map(type, errors), key=str) == [DamagedError, NewerError]
+    assert sorted(error.exit_code for error in errors) == [3, 3]
+    with pytest.raises(LoopscopeError) as caught:
+        store.every("map")
+    assert str(caught.value) == str(errors[0])
+    assert not hasattr(store, "all")
+    assert store.every("backbone") == store.readable("backbone")[0]
+    assert store.every("maps") == store.every("../map") == ()
+    assert store.readable("maps") == ((), ())
 
 
 @pytest.mark.parametrize("state", ["whole", "bit", "no manifest", "a file", "a dangling link"])
@@ -600,7 +608,7 @@ def kill_before_every_operation(action: str, folder: Path) -> list[int]:
     The copies are `folder / f"{action}-1"` and so on; the last is that of the child which came to its end.
     """
     statuses: list[int] = []
-    (artefact,) = Store(folder / "source").all("map")
+    (artefact,) = Store(folder / "source").every("map")
     for event in range(1, 200):
         store = Store(shutil.copytree(folder / action, folder / f"{action}-{event}"))
         if (child := os.fork()) == 0:
@@ -652,7 +660,7 @@ def test_killed_before_every_file_operation(killed: tuple[Path, dict[str, list[i
     folder, statuses = killed[0], killed[1][action]
     assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
     assert len(statuses) > 15
-    (original,) = Store(folder / "source").all("map")
+    (original,) = Store(folder / "source").every("map")
     other, seen = artefact_key("map", {"i": 1}), []
     for event in range(1, len(statuses) + 1):
         store = Store(folder / f"{action}-{event}")

@@ -6,6 +6,7 @@ once and forks a child per job.  Each child can print "ready", be killed, or ret
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -26,7 +27,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.errors import DamagedError, InputError, LoopscopeError
+from loopscope.errors import DamagedError, LoopscopeError, NewerError
 from loopscope.files import StoreError
 from loopscope.manifest import MANIFEST, artefact_key, manifest_text
 from loopscope.store import Artefact, Store
@@ -61,10 +62,9 @@ def churn(root: str) -> None:
         write_one(Store(root), {"i": i})
 
 
-def die_at(event: int, action: str, root: str) -> int:
-    """Do `action`, but SIGKILL this process just before its `event`-th file operation; else give their number."""
+def die_before(event: int) -> Callable[[], int]:
+    """SIGKILL this process just before its `event`-th file operation from now on; gives how many there were so far."""
     count = 0
-    store = Store(root)
 
     def count_and_die(name: str, arguments: tuple[object, ...]) -> None:
         nonlocal count
@@ -74,11 +74,18 @@ def die_at(event: int, action: str, root: str) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count_and_die)
+    return lambda: count
+
+
+def die_at(event: int, action: str, root: str) -> int:
+    """Do `action`, but SIGKILL this process just before its `event`-th file operation; else give their number."""
+    store = Store(root)
+    count = die_before(event)
     if action == "write":
         write_one(store, {"i": 0})
     else:
         store.gc(damaged=True)
-    return count
+    return count()
 
 
 def write_when_told(root: str, gate: str, text: str) -> list[str]:
@@ -520,8 +527,9 @@ def test_a_manifest_of_another_artefact(pair: Store) -> None:
 def test_a_newer_schema_is_neither_read_nor_removed(pair: Store) -> None:
     path = edit_manifest(pair, schema=7, something="new")
     for ask in (lambda: pair.find("checkpoint", {"i": 0}), lambda: read_all(pair, {"i": 0})):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(NewerError) as caught:
             ask()
+        assert caught.value.exit_code == 3
         assert str(caught.value) == f"{path} was written by a newer schema 7; this version reads up to 1"
     assert sorted(each.state for each in pair.verify()) == ["ok", "unreadable"]
     assert pair.gc(damaged=True).removed == ()
@@ -549,10 +557,16 @@ def test_file_size_limit(nursery: Nursery, tmp_path: Path, i: int, limit: int, s
 
 def test_no_space_left(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with store.write("map", {}) as draft:
-        (draft._folder / "data.bin").symlink_to("/dev/full")  # the kernel's own ENOSPC
-        with pytest.raises(StoreError, match=r"cannot write .*/data\.bin: No space left on device"):
-            draft.bytes("data.bin", b"x")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", full)  # where a file system that allocates late says so
+            with pytest.raises(StoreError, match=r"cannot write .*/data\.bin: No space left on device"):
+                draft.bytes("data.bin", b"x")
+        assert not os.listdir(draft.folder)
         draft.bytes("data.bin", b"x")  # the same call, when space is back
     assert draft.artefact.bytes("data.bin") == b"x"
 

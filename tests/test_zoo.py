@@ -20,7 +20,7 @@ from loopscope.manifest import MANIFEST
 from loopscope.maps import AffineMap, Dense, map_files
 from loopscope.model import LoopedTransformer
 from loopscope.store import Artefact, Store
-from loopscope.zoo import VARIABLE, add, entries, find, open_zoo, verify, zoo_folder
+from loopscope.zoo import VARIABLE, add, entries, find, open_zoo, readable_entries, verify, zoo_folder
 from tests.tiny import tiny_map, tiny_model, tiny_tokens
 
 Refused = Callable[..., str]
@@ -301,11 +301,16 @@ def test_about_is_what_the_result_says(zoo: Store, result: object, about: str) -
     assert [entry.about for entry in entries(zoo)] == [about]
 
 
-def test_a_damaged_result_is_told_and_a_damaged_size_left_out(zoo: Store) -> None:
+def test_a_damaged_result_and_a_damaged_size_are_told(zoo: Store, refused: Refused) -> None:
     first, second = put_backbone(zoo, seed=1), put_backbone(zoo, seed=2)
     flip(first.folder / "result.json")
     (second.folder / "result.json").write_bytes(b"")
-    (entry,) = entries(zoo)
+    (entry,), (error,) = readable_entries(zoo)
+    assert (
+        str(error)
+        == f"{second.folder / 'result.json'}: expected {second.manifest.files['result.json'].size} bytes, found 0"
+    )
+    assert refused(DamagedError, entries, zoo) == str(error)
     assert entry.name == "d8l6-1"
     assert entry.about.startswith(f"{first.folder / 'result.json'}: expected SHA-256 ")
 
@@ -330,8 +335,10 @@ def test_find_names_the_nearest(store: Store, refused: Refused) -> None:
     assert "has no backbone '" in refused(InputError, find, store, backbone.key[:3], "backbone")
     assert "has no backbone '../backbone'" in refused(InputError, find, store, "../backbone", "backbone")
     (backbone.folder / "weights.safetensors").unlink()
-    message = refused(InputError, find, store, "d8l6-23", "backbone")
-    assert message == f"{store.root} has no backbone 'd8l6-23' among 1 and 1 that cannot be read (nearest: d8l6-1)"
+    # What cannot be read may be what is asked for, or a second of its name: nothing of its kind is found by name.
+    weights = backbone.folder / "weights.safetensors"
+    for asked, kind in (("d8l6-23", "backbone"), ("d8l6-1", None), ("one-2@d8l6-23", "map"), ("one-1@d8l6-23", "map")):
+        assert refused(DamagedError, find, store, asked, kind) == f"{weights}: expected a file, found none"
     assert "has no map 'x' among 0" in refused(InputError, find, Store(store.root / "nowhere"), "x", "map")
 
 
@@ -454,8 +461,11 @@ def test_what_cannot_be_added_leaves_the_zoo_as_it_was(store: Store, zoo: Store,
         assert message.startswith(f"{bad.folder / 'weights.safetensors'}: ")
     message = refused(InputError, add, zoo, store, ["d8l6-1", "one-2@00000000"])
     assert message == (
-        f"map one-2@00000000 needs the backbone {'0' * 64}, which can be read neither from {zoo.root} nor {store.root}"
+        f"map one-2@00000000 needs the backbone {'0' * 64}, which is neither in {zoo.root} nor {store.root}"
     )
+    worse = put_backbone(store, seed=3)
+    flip(worse.folder / "result.json")  # which is copied, but not needed to load it
+    assert "result.json" in refused(DamagedError, add, zoo, store, ["d8l6-1", "d8l6-3"])
     assert not zoo.root.exists()
     assert [entry.key for entry in add(zoo, store, [good.key])] == [good.key]
     before = everything_under(zoo.root)

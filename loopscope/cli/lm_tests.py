@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, print_json, print_table
+from loopscope.bounds import BATCH, whole
+from loopscope.cli.app import AsJson, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device
-from loopscope.errors import InputError
 
 if TYPE_CHECKING:
     from loopscope.experiments.language import LanguageSubject
@@ -32,6 +32,9 @@ MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J.")]
 Name = Annotated[str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")]
 Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: those of the map's fit, or the model's.")]
 Batch = Annotated[int, typer.Option(help="Questions at a time.")]
+AnyMap = Annotated[
+    bool, typer.Option("--any-map", help="Take a map that was fitted to another model or boundary; no claim does.")
+]
 
 
 @test_app.command("letters")
@@ -53,6 +56,7 @@ def lm_test_letters(
     batch: Batch = 16,
     device: Device = "auto",
     dtype: Precision = "fp32",
+    any_map: AnyMap = False,
     as_json: AsJson = False,
 ) -> None:
     """How far each loop walks; the heads that carry the steering of eight steps, and patches of them on 256 pairs."""
@@ -63,7 +67,7 @@ def lm_test_letters(
     check_letters(asked, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, tell):
         made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, tell=tell)
     _show(made, as_json)
 
@@ -81,6 +85,7 @@ def lm_test_antonyms(
     batch: Batch = 32,
     device: Device = "auto",
     dtype: Precision = "fp32",
+    any_map: AnyMap = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
@@ -89,7 +94,7 @@ def lm_test_antonyms(
 
     readout_requests(supervision, sequences)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype) as (subject, target, tell):
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, tell):
         made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, tell=tell)
     _show([made], as_json)
 
@@ -105,6 +110,7 @@ def lm_test_iterations(
     batch: Batch = 32,
     device: Device = "auto",
     dtype: Precision = "fp32",
+    any_map: AnyMap = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on from a common h4 with J and F, F, J, or stop: five tasks, 1-8 steps, held-out and trained starts."""
@@ -113,21 +119,20 @@ def lm_test_iterations(
 
     requests(cases)
     check_batch(batch)
-    with _at_work(folder, step, store, name, None, boundary, device, dtype) as (subject, target, tell):
+    with _at_work(folder, step, store, name, None, boundary, device, dtype, any_map) as (subject, target, tell):
         made = measure_iterations(subject, target, cases=cases, batch=batch, tell=tell)
     _show([made], as_json)
 
 
 def check_batch(batch: int) -> None:
     """InputError for a number of questions at a time that cannot be."""
-    if batch < 1:
-        raise InputError(f"--batch must be at least 1, not {batch} (nearest: 1)")
+    whole("--batch", batch, 1, BATCH)
 
 
 @contextmanager
 def _at_work(
     folder: Path, step: Path, store: Path, name: str | None, loops: int | None, boundary: str | None, device: str,
-    dtype: str,
+    dtype: str, any_map: bool,
 ) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:  # fmt: skip
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
@@ -141,8 +146,9 @@ def _at_work(
     with spinner() as tell:
         tell("loading")
         subject = load_language(
-            folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device), dtype=precision
-        )
+            folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device), dtype=precision,
+            any_map=any_map,
+        )  # fmt: skip
         yield subject, target, tell
 
 
@@ -162,7 +168,9 @@ def print_record(record: Record) -> None:
         if rows := [(row.name, *_numbers(row)) for row in table.rows]:
             print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
         if table.note:
-            print(table.note)
+            say(table.note)
+    if provenance := record.notes.get("map", {}).get("provenance"):
+        say(f"The map is {provenance}.")
 
 
 def _numbers(row: Row) -> tuple[str, str, str, str]:
@@ -175,11 +183,12 @@ def record_json(record: Record) -> dict[str, Any]:
     """A record with its tables, for --json."""
     from dataclasses import asdict
 
-    from loopscope.experiments.language_names import scale_of
+    from loopscope.experiments.language_names import identity_of, scale_of
     from loopscope.experiments.language_tables import tables
 
     return {
-        "experiment": record.experiment, "model": record.facts.name, "scale": scale_of(record),
+        "experiment": record.experiment, "model": record.facts.name, "identity": dict(identity_of(record)),
+        "scale": scale_of(record),
         "settings": dict(record.settings), "cost": dict(record.cost), "notes": dict(record.notes),
         "tables": [asdict(table) for table in tables(record)],
     }  # fmt: skip

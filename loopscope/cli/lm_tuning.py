@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, print_json, print_table
+from loopscope.cli.app import AsJson, note, print_json, print_table, say
 from loopscope.cli.display import Display, display
-from loopscope.cli.lm import Ending, ending_named, lm_app, parent_of, quiet_transformers
+from loopscope.cli.lm import Ending, ending_named, lm_app, quiet_transformers
+from loopscope.cli.stopping import asked_to_stop
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
+from loopscope.outputs import check_file, check_folder, parent_of, write_file
 
 if TYPE_CHECKING:
     from loopscope.lm.general_text import Source
@@ -35,6 +32,9 @@ Updates = Annotated[int | None, typer.Option(help="End after so many updates; de
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
 Compiled = Annotated[bool, typer.Option("--compile", help="Compile the layers first: faster updates on a GPU.")]
 Text = Annotated[list[Path] | None, typer.Option(help="A file of general text (repeatable); default: built in.")]
+
+MOST_RULES = 100_000
+"""Texts of `lm rules`, about a kilobyte each; training takes a few thousand of them at most."""
 
 
 @lm_app.command("recipes")
@@ -74,21 +74,14 @@ def lm_new(
     quiet_transformers()
     from loopscope.lm.passes import boundary_named
     from loopscope.lm.tuning.fresh import Shape, like_named, write_fresh
-    from loopscope.lm.tuning.words import write_words
 
-    parent_of(out)
     shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
     if (tokenizer is None) == (words is None):
         raise InputError("a new model has a tokenizer: give either --tokenizer FOLDER or --words letters")
-    with tempfile.TemporaryDirectory() as made:
-        if words is not None:
-            tokenizer = Path(made) / words
-            write_words(tokenizer, words)
-        assert tokenizer is not None
-        count = write_fresh(out, shape, tokenizer, seed)
+    count = write_fresh(out, shape, tokenizer, seed, words=words)
     if as_json:
         return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})
-    print(f"{out}: like {like}, {count:,} weights, {loops} loops, boundary {boundary}, seed {seed}")
+    say(f"{out}: like {like}, {count:,} weights, {loops} loops, boundary {boundary}, seed {seed}")
 
 
 @lm_app.command("rules")
@@ -100,16 +93,15 @@ def lm_rules(
     from loopscope.files import write_synced
     from loopscope.lm.letter_training import retold
 
-    parent_of(out)
+    check_file(out)
     if out.suffix != ".jsonl":
         raise InputError(f"texts are written as .jsonl, not to {out.name}")
-    if out.exists() or out.is_symlink():
-        raise InputError(f"{out} exists already; give a file that does not")
-    if count < 1:
-        raise InputError(f"at least one text is written, not {count} (nearest: 1)")
+    if not 1 <= count <= MOST_RULES:
+        near = 1 if count < 1 else MOST_RULES
+        raise InputError(f"from 1 to {MOST_RULES:,} texts are written, not {count} (nearest: {near})")
     lines = (json.dumps({"text": retold(number)}) for number in range(count))
-    write_synced(out, "".join(f"{line}\n" for line in lines).encode())
-    print(f"{out}: {count:,} texts")
+    write_file(out, lambda draft: write_synced(draft, "".join(f"{line}\n" for line in lines).encode()))
+    say(f"{out}: {count:,} texts")
 
 
 @lm_app.command("keep")
@@ -127,7 +119,7 @@ def lm_keep(
     size = sum(file.size for file in made.manifest.files.values())
     if as_json:
         return print_json({"name": name, "key": made.key, "folder": str(made.folder), "bytes": size})
-    print(f"{name}: {size:,} bytes in {made.folder}")
+    say(f"{name}: {size:,} bytes in {made.folder}")
 
 
 @lm_app.command("finetune")
@@ -146,10 +138,12 @@ def lm_finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
+    from loopscope.lm.folders import LOOPED
     from loopscope.lm.tuning.jobs import finetune
 
     kind = ending_named(boundary)
     parent_of(out)
+    check_folder(out, ours=LOOPED)
     asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
         done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)
@@ -173,8 +167,9 @@ def lm_fit(
     """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
     from loopscope.lm.tuning.jobs import fit, save_fitted
 
-    if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
-        raise InputError(f"--out {out} must be a new folder inside one that exists")
+    if out is not None:
+        parent_of(out)
+        check_folder(out)
     asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
         done = fit(folder, chosen, target, settings, sources=sources)
@@ -189,11 +184,17 @@ def _job(
     save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
     """What a job is made from, checked before anything is written, with a display for as long as it runs."""
+    from loopscope.lm.tuning.processes import several
     from loopscope.lm.tuning.recipes import recipe
 
+    several()  # InputError where the environment says something odd
     store = store_to_be(folder)
-    shorter = [] if updates is None else [f"updates={updates}"]
-    chosen = recipe(name, [*(changes or ()), *shorter])
+    asked = [*(changes or ()), *([] if updates is None else [f"updates={updates}"])]
+    names = [change.partition("=")[0] for change in asked]
+    for each in names:
+        if names.count(each) > 1:
+            raise InputError(f"the recipe's {each!r} is set twice; give it once")
+    chosen = recipe(name, asked)
     with at_work(text, device, save_every, compiled) as (sources, settings, _):
         yield chosen, sources, store, settings
 
@@ -211,10 +212,7 @@ def at_work(
     sources = None if text is None else [read(text)]
     chosen = pick_device(device)
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr)
-
-    with display() as shown, asked_to_stop(say) as stop:
+    with display() as shown, asked_to_stop(note) as stop:
 
         def watch(now: Progress) -> None:
             loss = "-" if now.loss is None else f"{now.loss:.4f}"
@@ -223,31 +221,13 @@ def at_work(
             told += f"  {now.tokens_per_second:,.0f} tokens/s"
             shown.show(now.job, now.job, now.update, now.updates, told)
 
-        yield sources, Settings(chosen, save_every, compiled, watch, say, stop), shown
-
-
-@contextmanager
-def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Whether an interrupt has come; the second one ends the process as ever.
-
-    Checkpoints of large models are minutes apart, so an interrupted run takes the time for one more.
-    """
-    asked = threading.Event()
-
-    def ask(number: int, frame: object) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, before)
-        tell("interrupted: stops with a checkpoint as soon as it can, or at once if interrupted again")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
+        yield sources, Settings(chosen, save_every, compiled, watch, note, stop), shown
 
 
 def _show(recipe: Recipe, done: Finished, as_json: bool) -> None:
-    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+    from loopscope.lm.tuning.processes import speaks
+
+    if not speaks():
         return
     if as_json:
         return print_json(tuning_json(recipe, done))

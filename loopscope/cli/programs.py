@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.errors import InputError, nearest
+from loopscope.files import first_line, read
 
 if TYPE_CHECKING:
     from loopscope.model import ModelConfig
 
 maps_app = typer.Typer(no_args_is_help=True, help="Saved maps J.")
 app.add_typer(maps_app, name="maps")
+
+MOST_TOKENS = 1_000_000
+"""Rows of an input whose programs are priced where the model has no position table."""
 
 
 @app.command()
@@ -51,9 +54,9 @@ def plan(
 
     config = _model_config(model)
     length = tokens or config.positions or 35
-    if length < 1 or 0 < config.positions < length:
-        near = 1 if length < 1 else config.positions
-        raise InputError(f"--tokens {length} does not fit: 1..{config.positions or 'any'} (nearest: {near})")
+    most = config.positions or MOST_TOKENS
+    if not 1 <= length <= most:
+        raise InputError(f"--tokens {length} does not fit: 1..{most} (nearest: {1 if length < 1 else most})")
     checked = check_programs(programs, Sizes(config.layers, config.heads, length), read=read, rows=row or [-1])
     calls = [program.calls for program in checked.paths]
     plain = [max(1, config.layers * length * count) for count in calls]
@@ -69,11 +72,12 @@ def plan(
         return print_json(report)
     rows = ((p["program"], p["calls"], f"{p['forwards']:.3f}") for p in report["programs"])
     print_table("Programs (cost alone, in plain runs of the longest)", ("program", "calls", "cost"), rows)
-    print(f"together: {report['distinct_calls']} distinct calls, cost {report['forwards']:.3f}")
-    print("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
+    say(f"together: {report['distinct_calls']} distinct calls, cost {report['forwards']:.3f}")
+    say("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
 
 
 def _model_config(name: str) -> ModelConfig:
+    from loopscope.manifest import JSON_LIMIT, parse_json
     from loopscope.model import ModelConfig, graph_walk_config, parity_config, relations_config
 
     presets = {"graph-walk": graph_walk_config, "parity": parity_config, "relations": relations_config}
@@ -83,9 +87,9 @@ def _model_config(name: str) -> ModelConfig:
     if not path.is_file():
         raise InputError(f"no model {name!r}: neither a file nor one of {', '.join(presets)}{nearest(name, presets)}")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read(path, limit=JSON_LIMIT))
     except (RecursionError, ValueError) as error:
-        raise InputError(f"{path} is not JSON: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path} is not JSON: {first_line(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold one JSON object of model settings")
     return ModelConfig.from_dict(values)

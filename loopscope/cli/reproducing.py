@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import quiet_transformers
 from loopscope.cli.stores import StoreFolder, ZooFolder
@@ -78,19 +79,19 @@ def claims(
     from loopscope.cli.ledger import print_ledger
     from loopscope.cli.stores import open_store
     from loopscope.experiments.claims import decide
-    from loopscope.experiments.records import records
+    from loopscope.experiments.reading import read
     from loopscope.report.ledger import markdown as in_markdown
 
     if markdown and as_json:
         raise InputError("--markdown and --json are two ways to print the ledger; give one")
-    fresh = records(open_store(store)) if store is not None else []
+    fresh = read(open_store(store)) if store is not None else []
     with spinner() as tell:
         tell("judging")
         verdicts = decide(_evidence(_stored(results), fresh, results, store))
     if as_json:
         return print_json({"claims": [in_json(each) for each in verdicts]})
     if markdown:
-        return typer.echo(in_markdown(verdicts))
+        return say(*in_markdown(verdicts).split("\n"))
     print_ledger(verdicts)
 
 
@@ -113,7 +114,9 @@ def reproduce(
     from loopscope.cli.ledger import print_ledger
     from loopscope.experiments.campaign import export as export_records
     from loopscope.experiments.language import LANGUAGE
+    from loopscope.experiments.reading import check_zoo
     from loopscope.experiments.suite import chosen
+    from loopscope.report.page import check_page
     from loopscope.store import Store
     from loopscope.zoo import zoo_folder
 
@@ -123,9 +126,12 @@ def reproduce(
     if cohort and not asked:
         raise InputError(f"{spoken[0]} is done on the zoo's language models, not on cohorts of backbones")
     cohorts = _cohorts(cohort or (), asked) if asked else []
+    check_page(out)
     refuse_files(out, store, export)
+    refuse_incomplete(store, export)
     stored = _stored(results)
     if profile == "quick":
+        check_zoo(zoo)
         _refuse_unspoken(spoken, zoo)
         fresh = _quick(asked, bool(experiments), cohorts, stored, store, zoo, device) if asked else []
         if spoken or not (experiments or cohort):
@@ -141,12 +147,12 @@ def reproduce(
     if export is not None:
         export_records(Store(store), Store(export))
     weights = zoo_folder(zoo) if profile == "quick" else None
-    page, verdicts = _page(_evidence(stored, fresh, results, store, weights), out)
+    page, verdicts = _page(_evidence(stored, fresh, results, store, weights), out, _other_bits(store, results))
     if as_json:
         costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
         return print_json({"page": str(page), "claims": [in_json(each) for each in verdicts], "measured": costs})
     print_ledger(verdicts)
-    typer.echo(f"The report: {page}")
+    say(f"The report: {page}")
 
 
 def refuse_files(*folders: Path | None) -> None:
@@ -155,6 +161,14 @@ def refuse_files(*folders: Path | None) -> None:
         there = next(each for each in (folder, *folder.parents, Path()) if each.exists())
         if not there.is_dir():
             raise InputError(f"{there} is no folder, so nothing can be written to {folder}")
+
+
+def refuse_incomplete(*folders: Path | None) -> None:
+    """DamagedError for a store in one of these folders that is not as its inventory says, before it is written to."""
+    from loopscope.inventory import check
+
+    for folder in filter(None, folders):
+        check(folder)
 
 
 def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Cohort]:
@@ -198,7 +212,8 @@ def _quick(
 
 def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
     """InputError for experiments on language models, asked for by name, that the zoo's weights do not allow."""
-    from loopscope.experiments.language import LANGUAGE, LETTERS
+    from loopscope.experiments.language import LANGUAGE
+    from loopscope.experiments.language_layouts import LETTERS
     from loopscope.lm.extras import lacking
     from loopscope.zoo import open_zoo
 
@@ -221,10 +236,10 @@ def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
     from loopscope.zoo import open_zoo
 
     weights = open_zoo(zoo)
-    if not weights.all(LM_MAP):
+    if not weights.every(LM_MAP):
         return []
     if missing := lacking():
-        typer.echo(f"loopscope: letters are left out: a language model {missing}", err=True)
+        note(f"loopscope: letters are left out: a language model {missing}")
         return []
     quiet_transformers()
     from loopscope.experiments import language_zoo
@@ -251,9 +266,9 @@ def _paper(
 
 def _stored(folder: Path | None) -> list[Record]:
     """The records that came with the checkout or lie in a folder; none where there is no checkout."""
-    from loopscope.experiments.records import open_results, records
+    from loopscope.experiments.reading import read_results
 
-    return [record for store in open_results(folder) for record in records(store)]
+    return read_results(folder)
 
 
 def _evidence(
@@ -269,7 +284,16 @@ def _evidence(
     return Evidence(stored, fresh, lineage([*open_results(results), *mine]))
 
 
-def _page(evidence: Evidence, out: Path) -> tuple[Path, list[Verdict]]:
+def _other_bits(store: Path, results: Path | None) -> list[str]:
+    """Sentences on records of the store that the results have under the same key with other answers."""
+    from loopscope.differences import differing, in_short
+    from loopscope.experiments.records import RECORD, open_results
+    from loopscope.store import Store
+
+    return in_short(differing(Store(store), open_results(results), [RECORD]))
+
+
+def _page(evidence: Evidence, out: Path, notes: Sequence[str] = ()) -> tuple[Path, list[Verdict]]:
     from loopscope.experiments.claims import decide
     from loopscope.report.graph_walks import report_of
     from loopscope.report.page import write_page
@@ -278,6 +302,7 @@ def _page(evidence: Evidence, out: Path) -> tuple[Path, list[Verdict]]:
         tell("judging")
         verdicts = decide(evidence)
         report = report_of(evidence, verdicts, tell)
+        report = replace(report, lead=(*report.lead, *notes))
         return write_page(report, out, tell), verdicts
 
 

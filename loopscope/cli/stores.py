@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loopscope.cli.app import AsJson, app, fail, print_json, print_table
+from loopscope.cli.app import AsJson, app, fail, print_json, print_table, say
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,21 +25,68 @@ app.add_typer(zoo_app, name="zoo")
 StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the artefact store.")]
 ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of the zoo; default: that of the checkout.")]
 
+BAD = {"damaged": "are damaged", "unreadable": "cannot be read"}
+"""States of artefacts that are not as they should be, and how they are told."""
+
 
 @store_app.command("list")
 def store_list(store: StoreFolder = Path("store"), as_json: AsJson = False) -> None:
-    """List the artefacts of a store."""
-    _show_store(open_store(store).list(), as_json)
+    """List the artefacts of a store; exit code 3 when one cannot be read."""
+    found = open_store(store).list()
+    _show_store(found, as_json)
+    _refuse_bad(found)
 
 
 @store_app.command("verify")
-def store_verify(store: StoreFolder = Path("store"), as_json: AsJson = False) -> None:
-    """Hash every file of every artefact; exit code 3 when one is damaged."""
-    found = open_store(store).verify()
+def store_verify(
+    store: StoreFolder = Path("store"),
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another store to compare with; may be repeated. Default: zoo and results of the checkout."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hash every file of every artefact; exit code 3 when one is damaged or cannot be read.
+
+    An artefact that another store has under the same key with other bits is whole; its reason says where and why.
+    """
+    from loopscope import inventory
+    from loopscope.differences import differing
+
+    here = open_store(store)
+    others = _shipped() if against is None else [open_store(folder) for folder in against]
+    told: dict[tuple[str, str], list[str]] = {}
+    found = here.verify()
+    for each in differing(here, others):
+        told.setdefault((each.kind, each.key), []).append(str(each))
+    found = tuple(
+        replace(status, reason="; ".join(told.get((status.kind, status.key), ()))) if status.state == "ok" else status
+        for status in found
+    )
     _show_store(found, as_json)
-    damaged = sum(status.state == "damaged" for status in found)
-    if damaged:
-        fail(f"{damaged} of {len(found)} artefacts are damaged", 3)
+    _refuse_bad(found)
+    inventory.check(here.root)
+
+
+def _shipped() -> list[Store]:
+    """The zoo and the results of the checkout, as far as they are there."""
+    from loopscope.experiments.records import open_results
+    from loopscope.zoo import open_zoo
+
+    zoo = []
+    with suppress(InputError):
+        zoo.append(open_zoo(None))
+    return [*zoo, *open_results(None)]
+
+
+def _refuse_bad(found: Iterable[Status]) -> None:
+    """End with exit code 3 and one line if any artefact is not as it should be."""
+    states = [status.state for status in found]
+    told = [
+        f"{states.count(state)} of {len(states)} artefacts {what}" for state, what in BAD.items() if state in states
+    ]
+    if told:
+        fail("; ".join(told), 3)
 
 
 @store_app.command("gc")
@@ -59,23 +106,24 @@ def store_gc(
 
 @zoo_app.command("list")
 def zoo_list(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
-    """List the backbones, language models and maps of the zoo."""
-    from loopscope.zoo import entries, open_zoo
+    """List the backbones, language models and maps of the zoo; exit code 3 when some cannot be read."""
+    from loopscope.zoo import open_zoo, readable_entries
 
     store = open_zoo(zoo)
-    _show_entries(entries(store), as_json)
-    unread = sum(status.state != "ok" for status in store.list())
-    if unread:
-        print(f"loopscope: {unread} more cannot be read; `loopscope zoo verify` says why", file=sys.stderr)
+    found, errors = readable_entries(store)
+    _show_entries(found, as_json)
+    if errors:
+        fail(f"{len(errors)} more cannot be read; `loopscope zoo verify` says why; the first: {errors[0]}", 3)
 
 
 @zoo_app.command("verify")
 def zoo_verify(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
     """Hash every file, load every entry, find every map's backbone; exit code 3 when anything cannot be used."""
-    from loopscope.zoo import entries, open_zoo, verify
+    from loopscope import inventory
+    from loopscope.zoo import open_zoo, readable_entries, verify
 
     store = open_zoo(zoo)
-    names = {entry.key: entry.name for entry in entries(store)}
+    names = {entry.key: entry.name for entry in readable_entries(store)[0]}
     rows = [{"name": names.get(status.key, status.key[:8]), **asdict(status)} for status in verify(store)]
     if as_json:
         print_json({"entries": rows})
@@ -85,6 +133,7 @@ def zoo_verify(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
     bad = sum(row["state"] != "ok" for row in rows)
     if bad:
         fail(f"{bad} of {len(rows)} entries of {store.root} cannot be used", 3)
+    inventory.check(store.root)
 
 
 @zoo_app.command("add")
@@ -133,3 +182,38 @@ def _show_entries(found: list[Entry], as_json: bool) -> None:
         return print_json({"entries": [asdict(entry) for entry in found]})
     rows = ((entry.name, entry.kind, entry.key[:8], entry.about, f"{entry.bytes:,}") for entry in found)
     print_table(f"{len(found)} entries", ("name", "kind", "key", "about", "bytes"), rows, left=4, whole=False)
+
+
+# ---- what a store must have ------------------------------------------------------------------------------------------
+
+
+@store_app.command("inventory")
+def store_inventory(
+    store: StoreFolder = Path("store"),
+    write: Annotated[bool, typer.Option("--write", help="List all that is there now, after hashing it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a store with the list of what it must have; exit code 3 for what is missing, changed or not listed."""
+    from loopscope.inventory import INVENTORY, check
+
+    place = open_store(store)
+    if write:
+        _write_inventory(place)
+    many = check(place.root)
+    if many is None:
+        raise InputError(f"{place.root} has no {INVENTORY}, so nothing need be there; --write lists all that is")
+    if as_json:
+        return print_json({"inventory": str(place.root / INVENTORY), "artefacts": many})
+    say(f"{place.root / INVENTORY}: {many} artefacts, all there and no others")
+
+
+def _write_inventory(store: Store) -> None:
+    """DamagedError, and nothing is written, where an artefact is not whole."""
+    from loopscope import inventory
+    from loopscope.errors import DamagedError
+
+    found = store.verify()
+    for each in found:
+        if each.state != "ok":
+            raise DamagedError(each.reason)
+    inventory.write(store.root, [f"{each.kind}/{each.key}" for each in found])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import display, spinner
+from loopscope.cli.stopping import asked_to_stop
 from loopscope.cli.stores import StoreFolder, open_store, store_to_be
 from loopscope.errors import InputError, nearest
 
@@ -21,7 +23,16 @@ if TYPE_CHECKING:
     from loopscope.training.jobs import Finished, Settings
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+
+
+def _seconds(value: float) -> float:
+    """InputError for what is no span of time: then there would be a checkpoint after every update, or never one."""
+    if not 0 <= value < math.inf:
+        raise InputError(f"--save-every takes seconds, 0 or more, not {value} (nearest: {0 if value < 0 else 30})")
+    return value
+
+
+SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.", callback=_seconds)]
 
 
 @app.command()
@@ -64,7 +75,7 @@ def recipes(
         left=3,
     )
     if not every:
-        typer.echo(f"and {len(controls)} for k hops and their controls, such as {min(controls)}; --all lists them")
+        say(f"and {len(controls)} for k hops and their controls, such as {min(controls)}; --all lists them")
 
 
 @app.command()
@@ -141,15 +152,23 @@ def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: 
     )  # fmt: skip
 
 
+MOST = 1000
+"""Seeds or fits of one command."""
+
+
 def _numbers(option: str, text: str) -> list[int]:
     """3-5,8 -> [3, 4, 5, 8]."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last < first + 1000:
-            raise InputError(f"{option} {text!r} is no list of numbers such as 3-13 or 0,4,7")
+        if not first <= last < first + MOST:
+            raise InputError(f"{option} {text[:60]!r} is no list of numbers such as 3-13 or 0,4,7")
         found += range(first, last + 1)
+        if len(found) > MOST:
+            raise InputError(
+                f"{option} {text[:60]!r} names more than {MOST:,} numbers; that many are not trained at once"
+            )
     return list(dict.fromkeys(found))
 
 
@@ -163,7 +182,7 @@ def _backbone(store: Store, name: str) -> Artefact:
         places.append(open_zoo(None))
     known: list[str] = []
     for place in places:
-        there = place.all(BACKBONE)
+        there = place.every(BACKBONE)
         if matches(there, name):
             return find(place, name, BACKBONE)
         known += [name_of(artefact) for artefact in there]
@@ -188,14 +207,17 @@ def job(device: str, folder: Path, save_every: float) -> Iterator[Job]:
     store = store_to_be(folder)
     refuse_unreadable(store)
     chosen = pick_device(device)
-    with display() as shown:
+    with display() as shown, asked_to_stop(note) as stop:
 
         def watch(now: Progress) -> None:
             mean = sum(now.losses) / max(1, len(now.losses))
             told = f"loss {mean:.4f}  score {_spread(now.scores)}  {now.per_second:.1f} updates/s"
             shown.show(now.job, f"{now.job} ({now.stage})", now.done, now.total, told)
 
-        settings = Settings(chosen, folder / "metrics", save_every, watch)
+        def tell(line: str) -> None:
+            note(f"loopscope: {line}")
+
+        settings = Settings(chosen, folder / "metrics", save_every, watch, tell, stop)
         yield Job(store, settings, time.perf_counter(), shown.tell)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from loopscope.artefacts import BACKBONE, MAP, name_of
+from loopscope.artefacts import BACKBONE, MAP, name_of, recipe_of
 from loopscope.experiments.histories import keep
+from loopscope.experiments.layouts import LAYOUTS
 from loopscope.experiments.records import (
     PIECE,
     RECORD,
@@ -68,7 +69,7 @@ def steps(
     one that is done on some backbones of a cohort is left out on the others.
     """
     known = _trained(there)
-    fitted = {(fit.manifest.inputs.get(BACKBONE), fit.manifest.config["recipe"]["name"]) for fit in there.all(MAP)}
+    fitted = {(fit.manifest.inputs.get(BACKBONE), recipe_of(fit)["name"]) for fit in there.every(MAP)}
 
     def has_maps(name: str, cohort: Cohort, experiment: Experiment) -> bool:
         groups = cohort.chosen_for(experiment)
@@ -96,7 +97,7 @@ def steps(
 
 def _trained(store: Store) -> dict[str, Artefact]:
     """The backbones of a store by name, of several with one name the first."""
-    return {name_of(each): each for each in reversed(store.all(BACKBONE))}
+    return {name_of(each): each for each in reversed(store.every(BACKBONE))}
 
 
 def _by_seed(cohort: Cohort, known: set[str]) -> list[str]:
@@ -124,7 +125,7 @@ def measured(step: Step, subject: Subject, weights: Store, store: Store, tell: T
     name = step.experiment.name
     known = store.find(RECORD, config_of(name, subject.name, step.settings), inputs)
     if known is not None:
-        return load(known)
+        return load(known, LAYOUTS.get(name))
     pieces = step.experiment.pieces
     cuts = [] if pieces is None else pieces.cut(step.settings)
     if pieces is None or len(cuts) < 2:
@@ -148,7 +149,7 @@ def _piece(
     """One piece of a long record, found in the store or made."""
     known = store.find(PIECE, config_of(experiment.name, subject.name, settings), inputs)
     if known is not None:
-        return load(known)
+        return load(known, LAYOUTS.get(experiment.name))
     predictions, cost = _measure(experiment, subject, settings)
     record = Record(experiment.name, Facts.of(subject), predictions, settings, cost, raw=experiment.raw)
     save(store, record, inputs, subject.device, PIECE)

@@ -47,6 +47,9 @@ CONDITIONS = (NATIVE, GROWN, FINAL)
 """No map; every fit as it was after the curriculum; every fit as it is at the end."""
 
 WHICH, WHEN = "lengths", "updates"
+FIT = "relations-curriculum"
+"""The maps."""
+
 SEED = 2026092317
 
 COUNTS: Mapping[str, tuple[int, ...]] = {

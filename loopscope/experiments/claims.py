@@ -14,7 +14,8 @@ from typing import Literal
 from loopscope.experiments import depth_judges, judges, language_judges, trajectories
 from loopscope.experiments.closeness import Label, changes, label_of, numerics
 from loopscope.experiments.evidence import Control, Evidence, Finding, Judge, scale
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language_layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.experiments.language_names import model_of
 from loopscope.experiments.selecting import PREDICATE
 from loopscope.experiments.selecting_judge import select_native

@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language_layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.experiments.language_names import loops_in_words, parameters_of, part_of
 from loopscope.experiments.lineage import Lineage, Recipe, Stage
 from loopscope.experiments.records import Record

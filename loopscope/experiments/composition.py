@@ -147,9 +147,20 @@ def measure_long(subject: Subject, where: str = INDEPENDENT, graphs: int | None 
     if graphs is not None and not 1 <= graphs <= there:
         near = min(max(graphs, 1), there)
         raise InputError(f"cannot take {graphs} graphs of {where}: it has {there} (nearest: {near})")
+    return {where: _measure(subject, at.tokens[: (graphs or there) * nodes], *strings_of_eight())}
+
+
+def strings_of_eight() -> tuple[list[str], list[str]]:
+    """What `measure_long` runs: every beginning of the `long_strings` with its controls; read before F, the former."""
     asked = beginnings(string for strings in long_strings().values() for string in strings)
-    strings = dict.fromkeys(control(string) for control in CONTROLS.values() for string in asked)
-    return {where: _measure(subject, at.tokens[: (graphs or there) * nodes], strings, asked)}
+    return [*dict.fromkeys(control(string) for control in CONTROLS.values() for string in asked)], asked
+
+
+def names_of(strings: Iterable[str], before: Iterable[str], fits: int) -> list[str]:
+    """What a record calls the answers of strings, and those read before the last call of `before`, with every fit."""
+    suffixed = [(string, "") for string in strings] + [(string, BEFORE) for string in before]
+    every = (name_of(string, fit) + suffix for fit in range(1, 1 + fits) for string, suffix in suffixed)
+    return [*dict.fromkeys(every)]
 
 
 def _measure(

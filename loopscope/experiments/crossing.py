@@ -132,6 +132,14 @@ def measure(subject: Subject, at: Pairs, choose_only: bool = False) -> dict[str,
     return subject.answers(at.receiver.tokens, programs, maps=maps, others=others)
 
 
+def names_of(heads: int, choose_only: bool = False) -> list[str]:
+    """What a record calls the answers of one fit, after its name and a slash."""
+    runs = [each for each in crossing_runs(1, heads) if each != "unsteered"]
+    if choose_only:
+        runs = [each for each in runs if each == "steered" or each.startswith("pattern ")]
+    return [*runs, "before F", "giver", "giver before F"]
+
+
 # ---- analysis --------------------------------------------------------------------------------------------------------
 
 

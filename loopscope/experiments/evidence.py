@@ -14,7 +14,7 @@ from typing import Any
 
 from loopscope.experiments import language_tables
 from loopscope.experiments.closeness import is_whole, parts_left
-from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language import ANY_MAP, LANGUAGE
 from loopscope.experiments.language_names import scale_of, subject_of
 from loopscope.experiments.lineage import Lineage
 from loopscope.experiments.records import Record, Row, Table, percent
@@ -36,9 +36,10 @@ class Evidence:
         """One record for each experiment, backbone and set of populations, by number of the seed, the best last.
 
         Of several, one of whole populations comes before one of a part, then one in fp32 before one in less, then a
-        fresh one before a stored one, then the one with the most answers.
+        fresh one before a stored one, then the one with the most answers.  A map of another model decides nothing.
         """
-        found = {_subject_of(record): record for record in sorted([*self.stored, *self.fresh], key=self._order)}
+        there = [record for record in (*self.stored, *self.fresh) if not record.settings.get(ANY_MAP)]
+        found = {_subject_of(record): record for record in sorted(there, key=self._order)}
         return sorted(found.values(), key=self._order)
 
     @cached_property

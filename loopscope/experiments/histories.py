@@ -12,6 +12,7 @@ from typing import Any
 
 from loopscope.artefacts import BACKBONE, MAP, RESULT, name_of
 from loopscope.files import damaged
+from loopscope.manifest import MANIFEST
 from loopscope.store import Artefact, Store
 
 HISTORY = "history"
@@ -34,7 +35,7 @@ def keep(trained: Store, results: Store) -> int:
 
     Weights that came without one, made elsewhere, have none.
     """
-    found = [each for kind in (BACKBONE, MAP) for each in trained.all(kind) if each.has(RESULT)]
+    found = [each for kind in (BACKBONE, MAP) for each in trained.every(kind) if each.has(RESULT)]
     for artefact in found:
         manifest = artefact.manifest
         with results.write(HISTORY, {"name": name_of(artefact)}, {manifest.kind: artefact.key}) as draft:
@@ -44,12 +45,22 @@ def keep(trained: Store, results: Store) -> int:
 
 def histories(results: Store) -> list[History]:
     """Every history of a store, backbones first, by name; DamagedError for one that is not as written."""
-    return sorted(map(_load, results.all(HISTORY)), key=lambda each: (each.kind, each.name))
+    return sorted(map(_load, results.every(HISTORY)), key=lambda each: (each.kind, each.name))
+
+
+def named(artefact: Artefact) -> tuple[str, str, str]:
+    """Name, kind and key of what a history is of; DamagedError where it does not say."""
+    match artefact.manifest.config, artefact.manifest.inputs:
+        case {"name": str(name)}, {**inputs} if len(inputs) == 1:
+            (kind, key), *_ = inputs.items()
+            return name, kind, key
+    raise damaged(artefact.folder / MANIFEST, "the history of one backbone or map", "something else")
 
 
 def _load(artefact: Artefact) -> History:
-    match artefact.manifest.config, artefact.manifest.inputs, artefact.json(FILE):
-        case {"name": str(name)}, {**inputs}, {"manifest": dict(manifest), "result": dict(result)} if len(inputs) == 1:
-            (kind, key), *_ = inputs.items()
-            return History(name, kind, key, manifest, result)
-    raise damaged(artefact.folder / FILE, "manifest and result of one backbone or map", "something else")
+    name, kind, key = named(artefact)
+    match artefact.json(FILE):
+        case {"manifest": dict(manifest), "result": dict(result)}:
+            if (manifest.get("kind"), manifest.get("key")) == (kind, key):
+                return History(name, kind, key, manifest, result)
+    raise damaged(artefact.folder / FILE, f"manifest and result of the {kind} {key}", "something else")

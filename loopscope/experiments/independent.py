@@ -105,7 +105,7 @@ def _by_graph(answers: Answers, hits: Bool[Tensor, "*runs n"]) -> Int16[Tensor, 
 class Counted:
     """What one backbone's record holds, and the instances that it is about."""
 
-    found: Mapping[str, Int16[Tensor, ...]]
+    found: Mapping[str, Int16[Tensor, " ..."]]
     at: Walks
 
     @classmethod

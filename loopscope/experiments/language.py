@@ -1,14 +1,15 @@
 """Experiments on looped language models: which there are, what they are done on, and their records.
 
-A subject is a model folder with a map.  Its records are keyed by the SHA-256 of the weights and of the map and by what
-was asked, so a test that is done is not done again, and one that was interrupted goes on with what is missing.
+A subject is a model folder with a map.  Its records are keyed by the identity of the model (`lm.identity`), the SHA-256
+of the map and by what was asked, so a test that is done is not done again, and one that was interrupted goes on with
+what is missing.  Released records, of identity version 1, have the SHA-256 of the weights alone; none of them is taken
+for what is asked now.
 Answers are kept example by example: who was named (letters), or the replies themselves (antonyms, iterations).  Texts,
 pairs and true answers are regenerated.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,34 +19,43 @@ from typing import Any
 import torch
 from torch import nn
 
+from loopscope.artefacts import IDENTITY, WEIGHTS_SHA
 from loopscope.errors import InputError, nearest
+from loopscope.experiments.language_layouts import (
+    ANTONYMS,
+    BY_LOOP,
+    CONFIRMATION,
+    DISCOVERY,
+    HEADS,
+    ITERATIONS,
+    LANGUAGE_LAYOUTS,
+    LETTERS,
+    REPLIES,
+    STEPS,
+    WHOLE,
+    selection_in,
+)
 from loopscope.experiments.records import RECORD, Facts, Predictions, Record, config_of, in_words, load, save
+from loopscope.experiments.schema import MisfitError
 from loopscope.files import damaged
 from loopscope.lm import antonym_tests, iteration_tests, letter_tests
 from loopscope.lm.asking import Speaks, Tell, under
 from loopscope.lm.heads import Heads, Selection, select
+from loopscope.lm.identity import Identity, identify
 from loopscope.lm.letter_pairs import SETS
 from loopscope.lm.letter_tests import Chosen
 from loopscope.lm.letter_walks import LETTERS as WALKED
 from loopscope.lm.letter_walks import WALKS, measure_walks
 from loopscope.lm.passes import Boundary, LanguageModel, precision_name
-from loopscope.lm.steering import InFull, check_fitted, load_step
-from loopscope.maps import AffineMap, files_key, map_files
+from loopscope.lm.steering import UNKNOWN, InFull, Provenance, check_fitted, load_step
+from loopscope.maps import AffineMap, map_key
 from loopscope.store import Store
 
-LETTERS, ANTONYMS, ITERATIONS = "letters", "antonyms", "iterations"
-DISCOVERY, CONFIRMATION = "discovery", "confirmation"
-HEADS = "heads"
-"""Where the record of a head selection has its counts."""
+ANY_MAP = "any_map"
+"""A setting of records of a map that was fitted to another model or with another boundary; no claim rests on them."""
 
 LETTER_TESTS = (WALKS, *letter_tests.TESTS)
 """How far a letter walker goes, and the tests on pairs, for which heads are chosen."""
-
-REPLIES = {"test": ITERATIONS, "train": "trained-starts"}
-"""Where the record of iterations has the replies to requests from held-out and from trained starts."""
-
-WHOLE, BY_LOOP = "-whole", "-by-loop"
-"""Behind the name of a set of pairs: answers by whole generations; by first tokens after every loop."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +96,25 @@ LANGUAGE: Mapping[str, LanguageExperiment] = {
 
 @dataclass(frozen=True)
 class LanguageSubject:
-    """A language model with its tokenizer and map on one device; `key` and `map_key` are SHA-256 of their files.
+    """A language model with its tokenizer and map on one device, and what both are known by.
 
-    `kind` is the architecture, as `model_type` of a config says it.  The map is in fp32, whatever the model is in.
+    `kind` is the architecture, as `model_type` of a config says it.  The map is in fp32, whatever the model is in;
+    `map_key` is that of the saved one (`maps.map_key`).
     """
 
     name: str
-    key: str
+    identity: Identity
     kind: str
     model: LanguageModel
     tokenizer: Speaks
     step: AffineMap
     map_key: str
+    provenance: Provenance = UNKNOWN
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the weights, by which the stages of training are found."""
+        return self.identity.weights
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +139,7 @@ class LanguageSubject:
     @property
     def facts(self) -> Facts:
         """What analyses must know; there are no nodes, and requests are for up to eight steps."""
-        return Facts(self.name, self.key, self.model.loops, 8, 0, self.model.heads, {"J": 1})
+        return Facts(self.name, self.key, self.model.loops, STEPS, 0, self.model.heads, {"J": 1})
 
     @property
     def about(self) -> dict[str, Any]:
@@ -133,7 +150,10 @@ class LanguageSubject:
                 "type": self.kind, "layers": len(model.layers), "heads": model.heads, "width": model.width,
                 "parameters": sum(each.numel() for each in self._weights), "dtype": self.precision,
             },
-            "map": {"family": self.step.family, "key": self.map_key, **self.step.settings()},
+            "identity": self.identity.to_dict(),
+            "map": {
+                "family": self.step.family, "key": self.map_key, **self.step.settings(), **self.provenance.notes,
+            },
         }  # fmt: skip
 
 
@@ -146,16 +166,17 @@ def load_language(
     boundary: Boundary | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    any_map: bool = False,
 ) -> LanguageSubject:
     """A model folder and a saved map as a subject, called `name` or as its folder is; the model computes in `dtype`.
 
     It makes as many loops as are given, or else as the map was fitted in, or as the folder has it.
 
-    InputError where either is none, the map has another width or was fitted to other weights, or there is no tokenizer
-    with a chat template; DamagedError for files that cannot be read.
+    InputError where either is none, the map has another width or, unless `any_map`, was fitted to another model or
+    with another boundary, or there is no tokenizer with a chat template; DamagedError for files that cannot be read.
     """
     from loopscope.lm.folders import load as load_model
-    from loopscope.lm.folders import read_config, weights_sha256
+    from loopscope.lm.folders import outline, read_config
     from loopscope.lm.text import load_tokenizer
 
     config = read_config(folder)
@@ -163,20 +184,15 @@ def load_language(
     if tokenizer.template is None:
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
     loaded = load_step(step, folder, config.get("hidden_size"))
-    step_key, weights = map_key(loaded), weights_sha256(folder)
-    fitted_in = check_fitted(step, folder, weights)
+    step_key, ending, identity = map_key(loaded), outline(folder, boundary=boundary).boundary, identify(folder)
+    provenance = check_fitted(step, folder, ending, identity=identity, any_map=any_map)
     model = load_model(
-        folder, loops=fitted_in if loops is None else loops, boundary=boundary, device=device, dtype=dtype
+        folder, loops=provenance.loops if loops is None else loops, boundary=boundary, device=device, dtype=dtype
     )
     return LanguageSubject(
-        name or folder.resolve().name, weights, str(config["model_type"]), model, tokenizer,
-        loaded.float().to(device), step_key,
+        name or folder.resolve().name, identity, str(config["model_type"]), model, tokenizer,
+        loaded.float().to(device), step_key, provenance,
     )  # fmt: skip
-
-
-def map_key(step: AffineMap) -> str:
-    """SHA-256 over the files of a saved map."""
-    return files_key({name: hashlib.sha256(data).hexdigest() for name, data in map_files(step).items()})
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -190,15 +206,17 @@ def _recorded(
 ) -> Record:
     """The record of these settings: from the store, or measured and written to it.
 
-    Precision is a setting where it is not fp32, and a note always.
+    Precision is a setting where it is not fp32, and a note always; that a map was fitted to another model is both.
     """
     chosen = {**settings, "loops": subject.model.loops, "boundary": subject.model.boundary}
     if subject.precision != "fp32":
         chosen["dtype"] = subject.precision
-    inputs = {"weights": subject.key, "map": subject.map_key}
+    if subject.provenance.misfit:
+        chosen[ANY_MAP] = True
+    inputs = {WEIGHTS_SHA: subject.key, IDENTITY: subject.identity.key, "map": subject.map_key}
     known = store.find(RECORD, config_of(experiment, subject.name, chosen), inputs)
     if known is not None:
-        return load(known)
+        return load(known, LANGUAGE_LAYOUTS[experiment])
     started = time.perf_counter()
     predictions, notes, forwards = measure()
     cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": in_words(subject.device)}
@@ -231,10 +249,9 @@ def selected_heads(subject: LanguageSubject, store: Store, tell: Tell = lambda _
 def selection_of(record: Record) -> Selection | None:
     """The selection in its record; DamagedError where there is none."""
     try:
-        kept = record.notes["selection"]
-        return None if kept is None else Selection.from_dict(kept)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged(f"record of {record.facts.name}", "a selection of heads", "something else") from None
+        return selection_in(record.notes)
+    except MisfitError as error:
+        raise damaged(f"record of {record.facts.name}", error.expected, error.found) from None
 
 
 def check_letters(tests: Iterable[str], count: int | None) -> None:

@@ -19,7 +19,8 @@ import numpy as np
 
 from loopscope.experiments.closeness import rank
 from loopscope.experiments.evidence import Control, Evidence, Finding, Judge, at_least, at_most
-from loopscope.experiments.language import ANTONYMS, HEADS, ITERATIONS, LETTERS, selection_of
+from loopscope.experiments.language import selection_of
+from loopscope.experiments.language_layouts import ANTONYMS, HEADS, ITERATIONS, LETTERS
 from loopscope.experiments.language_names import identity, parameters_of, site
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import depth_right, is_long, iterated, long_prompts, readout_right
@@ -265,6 +266,8 @@ def _paired(records: Mapping[str, Sequence[Record]]) -> list[Supervised]:
 
 def _native(both: Supervised) -> Finding:
     stepwise, final = both.get("stepwise"), both.get("final-only")
+    if any(each.facts.loops < TRAINED for each in both.values()):
+        return Finding(None, f"fewer than {TRAINED} loops were made", None, 0, [*both.values()])
     rows: list[Row] = []
     said = []
     if stepwise is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from loopscope.experiments.language import HEADS, LANGUAGE, selection_of
+from loopscope.experiments.language import ANY_MAP, LANGUAGE, selection_of
+from loopscope.experiments.language_layouts import HEADS
 from loopscope.experiments.records import Record
 from loopscope.lm import antonym_tests, iteration_tests
 from loopscope.lm.heads import Heads
@@ -16,10 +18,17 @@ AMOUNTS = ("pairs", "letters", "sequences", "cases", "dtype")
 
 
 def identity(record: Record) -> tuple[str, ...]:
-    """The model, its map and how it was run: name, weights, map, loops, what ends a loop."""
-    settings, step = record.settings, record.notes.get("map", {})
+    """The model, its map and how it was run: name, weights, map, loops, what ends a loop, the rest of the model."""
+    settings, step, told = record.settings, record.notes.get("map", {}), identity_of(record)
     run = (str(settings.get("loops", record.facts.loops)), str(settings.get("boundary", "")))
-    return record.facts.name, record.facts.key, str(step.get("key", "")), *run
+    rest = " ".join(str(told[part]) for part in ("config", "tokenizer", "template") if part in told)
+    return record.facts.name, record.facts.key, str(step.get("key", "")), *run, rest
+
+
+def identity_of(record: Record) -> Mapping[str, Any]:
+    """What tells the model from others; released records have version 1 of that, which is the weights alone."""
+    told: Mapping[str, Any] = record.notes.get("identity", {"version": 1, "weights": record.facts.key})
+    return told
 
 
 def of_search(record: Record, records: Iterable[Record]) -> bool | None:
@@ -78,7 +87,8 @@ def scale_of(record: Record) -> str:
         model = f"{model} in place of {published.published_on}"
     loops, dtype = record.settings.get("loops"), record.settings.get("dtype")
     run = f", {loops} loops instead of {published.loops}" if loops not in (None, published.loops) else ""
-    return f"{model}{run}, {how_much(record)}" + (f", in {dtype}" if dtype else "")
+    other = ", with a map that was not fitted to it so" if record.settings.get(ANY_MAP) else ""
+    return f"{model}{run}, {how_much(record)}" + (f", in {dtype}" if dtype else "") + other
 
 
 def how_much(record: Record) -> str:

@@ -189,7 +189,7 @@ def carry_out(
         fitted = fit(trained, step, store, settings, sources=sources)
         yield Trained(step, fitted)
         _release()
-        subject = load_language(trained, fitted.folder, name=called, device=settings.device)
+        subject = load_language(trained, fitted.folder, name=called, boundary=step.boundary, device=settings.device)
         yield from measure(subject, store, asked.amount, say)
         del subject
         _release()
@@ -202,7 +202,7 @@ def export(store: Store, results: Store) -> int:
     """
     count = copy_records(store, results)
     for kind in (MAP, TRAINING):
-        for artefact in store.all(kind):
+        for artefact in store.every(kind):
             results.adopt(artefact)
     return count
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loopscope.experiments.language import ANTONYMS, LETTERS, REPLIES
+from loopscope.experiments.language_layouts import ANTONYMS, LETTERS, REPLIES
 from loopscope.experiments.language_shares import Right, by_depth, share
 from loopscope.experiments.letter_tables import letter_tables
 from loopscope.experiments.records import Record, Row, Table

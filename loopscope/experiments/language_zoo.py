@@ -16,6 +16,7 @@ from loopscope.experiments.language import load_language, measure_letters
 from loopscope.experiments.records import Record
 from loopscope.lm.asking import Tell, under
 from loopscope.lm.kept import opened
+from loopscope.lm.passes import Boundary, boundary_named
 from loopscope.store import Artefact, Store
 
 PAIRS = 32
@@ -35,10 +36,16 @@ class Walker(NamedTuple):
         """What records call it."""
         return name_of(self.model)
 
+    @property
+    def boundary(self) -> Boundary | None:
+        """What ended a loop when the map was fitted, where it says so."""
+        told = self.step.manifest.config.get("boundary")
+        return None if told is None else boundary_named(told)
+
 
 def walkers(there: Store) -> list[Walker]:
     """The letter walkers of a store whose model is there, too, by name."""
-    maps = [each for each in there.all(LM_MAP) if each.manifest.config.get("recipe", {}).get("task") == "letter"]
+    maps = [each for each in there.every(LM_MAP) if each.manifest.config.get("recipe", {}).get("task") == "letter"]
     found = [Walker(model, step) for step in maps if (model := model_of(step, [there])) is not None]
     return sorted(found, key=lambda each: (each.name, each.step.key))
 
@@ -52,7 +59,9 @@ def walked(
     """
     for each in walkers(weights):
         tell(f"letters on {each.name}: loading")
-        subject = load_language(opened(each.model), opened(each.step), name=each.name, device=device)
+        subject = load_language(
+            opened(each.model), opened(each.step), name=each.name, boundary=each.boundary, device=device
+        )
         yield from measure_letters(
             subject, store, count=pairs, batch=BATCH, tell=under(f"letters on {each.name}", tell)
         )

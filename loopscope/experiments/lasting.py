@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product, takewhile
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError
@@ -88,7 +88,7 @@ def measure(
             near = min(max(asked, 1), most)
             raise InputError(f"cannot run {asked} {what}: 1 to {most} can be asked for (nearest: {near})")
     kinds = {kind: [_repeated(each, calls) for each in long_strings()[kind][:strings]] for kind in KINDS}
-    found = {STRINGS: torch.stack([_hops(each) for each in kinds["mixed"]]).to(torch.uint8)}
+    found = {STRINGS: mixed_strings(strings, calls)}
     for family, kind in product(families, KINDS):
         if maps := _maps(subject, families[family], kind):
             told = _counts(subject, at, maps, kinds[kind])
@@ -100,6 +100,12 @@ def measure(
         wanted = ", ".join(target for pair in families.values() for target in pair)
         raise InputError(f"{subject.name} has none of the maps {wanted}; it has {', '.join(subject.maps) or 'none'}")
     return {where: found}
+
+
+def mixed_strings(strings: int, calls: int) -> UInt8[Tensor, "strings calls"]:
+    """The hops that each of the first mixed strings asks for, call by call."""
+    chosen = long_strings()["mixed"][:strings]
+    return torch.stack([_hops(_repeated(each, calls)) for each in chosen]).to(torch.uint8)
 
 
 def _repeated(string: str, calls: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loopscope.artefacts import BACKBONE, MAP, RESULT
+from loopscope.artefacts import BACKBONE, MAP, RESULT, recipe_of
 from loopscope.files import damaged
 from loopscope.store import Artefact, Store
 from loopscope.zoo import find
@@ -26,7 +26,7 @@ class Curve:
 
 def curves(store: Store, names: Iterable[str], prefix: str = "") -> list[Curve]:
     """The curves of all maps of these backbones, from what training noted; InputError for a backbone not there."""
-    fits = store.all(MAP)
+    fits = store.every(MAP)
     found = []
     for name in names:
         backbone = find(store, name, BACKBONE)
@@ -46,7 +46,7 @@ def noted(notes: Mapping[str, Any]) -> list[Curve]:
 
 
 def _curve(fit: Artefact, backbone: str, prefix: str) -> Curve:
-    target, number = fit.manifest.config["recipe"]["name"].removeprefix(prefix), fit.manifest.config["fit"]
+    target, number = recipe_of(fit)["name"].removeprefix(prefix), fit.manifest.config["fit"]
     try:
         result = fit.json(RESULT)
         checks = {int(row["update"]): float(row["score"][0]) for row in result["history"] if "score" in row}

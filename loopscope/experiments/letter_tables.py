@@ -9,7 +9,8 @@ from itertools import product
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from loopscope.experiments.language import BY_LOOP, HEADS, WHOLE, selection_of
+from loopscope.experiments.language import selection_of
+from loopscope.experiments.language_layouts import BY_LOOP, HEADS, WHOLE
 from loopscope.experiments.language_shares import Right, by_depth, difference, share
 from loopscope.experiments.records import Record, Row, Table
 from loopscope.lm import letter_walks

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from loopscope.bounds import is_finite
+from loopscope.errors import InputError
 from loopscope.files import damaged
 from loopscope.lm.tuning.jobs import KIND as MAP
 from loopscope.lm.tuning.jobs import TRAINING
 from loopscope.lm.tuning.recipe import Recipe as Settings
 from loopscope.manifest import MANIFEST
-from loopscope.maps import CONFIG_FILE, WEIGHTS_FILE, files_key
+from loopscope.maps import CONFIG_FILE, WEIGHTS_FILE, saved_map_key
 from loopscope.store import Artefact, Store
 from loopscope.training.recipe import FOR_READERS
 
@@ -69,14 +71,45 @@ def lineage(stores: Iterable[Store]) -> Lineage:
                 raise damaged(artefact.folder / MANIFEST, "the weights before and after a training", "something else")
             stages[made] = Stage(_recipe(artefact), start, artefact.manifest.device)
         for artefact in store.every(MAP):
-            files = {name: artefact.manifest.files[name].sha256 for name in (WEIGHTS_FILE, CONFIG_FILE)}
-            maps[files_key(files)] = _recipe(artefact)
+            maps[_map_key(artefact)] = _recipe(artefact)
     return Lineage(stages, maps)
+
+
+def _map_key(artefact: Artefact) -> str:
+    """What records call a map that a store keeps."""
+    try:
+        return saved_map_key(artefact.bytes(CONFIG_FILE), artefact.manifest.files[WEIGHTS_FILE].sha256)
+    except (InputError, KeyError, RecursionError, ValueError):
+        raise damaged(artefact.folder / MANIFEST, "the files of a map", "something else") from None
 
 
 def _recipe(artefact: Artefact) -> Recipe:
     """The settings of a recipe; one from before there was a setting has that setting's default."""
     match artefact.manifest.config:
         case {"recipe": dict(recipe)} if recipe.keys() >= NEEDED:
-            return DEFAULTS | recipe
+            whole = DEFAULTS | recipe
+            if wrong := _misfit(whole):
+                raise damaged(artefact.folder / MANIFEST, "a recipe with settings that can be", wrong)
+            return whole
     raise damaged(artefact.folder / MANIFEST, "the recipe of a training", "something else")
+
+
+def _misfit(recipe: Recipe) -> str:
+    """Which of a recipe's settings is of another type, in words; nothing where all fit.
+
+    A setting that there is no more decides nothing that is told.
+    """
+    known = get_type_hints(Settings)
+    wrong = (name for name in known.keys() & recipe.keys() - {*FOR_READERS} if not _is_of(recipe[name], known[name]))
+    return next((f"{name} = {recipe[name]!r}" for name in sorted(wrong)), "")
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    """Whether a JSON value is of the type of a setting."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if options := get_args(kind):  # one type or another
+        return any(_is_of(value, option) for option in options)
+    if kind is float:
+        return is_finite(value)
+    return type(value) is kind

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as nnf
@@ -47,6 +47,8 @@ QUICK: Mapping[str, Any] = {"near": [45, 125, 20], "strings": 8, "far": None, "h
 
 TOKENS = {"cpu": 2**11, "cuda": 2**17}
 """Tokens that advance together: what keeps a GPU busy, and what a CPU's caches bear."""
+
+PRODUCTS: tuple[Precision, ...] = get_args(Precision)
 
 PIECE = 10**9
 """Calls of a token in one piece, at most, where it has more than one length: seconds on a GPU."""

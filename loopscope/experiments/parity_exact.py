@@ -35,7 +35,7 @@ def measure(
 ) -> dict[str, dict[str, Tensor]]:
     """By length, as a word: `right` as `right_strings` gives it, and `first`, the number of the first string."""
     found = {}
-    for length, first, end in _asked(strings):
+    for length, first, end in strings_of(strings):
         right = right_strings(model, step, length, range(first, end))
         found[str(length)] = {RIGHT: right, FIRST: torch.tensor([first], dtype=torch.int32)}
     return found
@@ -45,7 +45,7 @@ def pieces(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Settings of `measure` for `AT_ONCE` strings each, which together measure what these do; see `whole`."""
     return [
         {"strings": [[length, at, min(at + AT_ONCE, end)]]}
-        for length, first, end in _asked(settings.get("strings", STRINGS))
+        for length, first, end in strings_of(settings.get("strings", STRINGS))
         for at in range(first, end, AT_ONCE)
     ]
 
@@ -65,7 +65,8 @@ def whole(found: Sequence[Counts]) -> Counts:
     return joined
 
 
-def _asked(strings: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+def strings_of(strings: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """Length, first and end of what is asked for; InputError for anything else, and for a length twice."""
     asked: list[tuple[int, int, int]] = []
     for each in strings:
         match list(each):

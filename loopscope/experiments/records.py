@@ -12,7 +12,9 @@ is kept in the same form, as an artefact of kind `piece`, so that an interrupted
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,26 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 import loopscope
+from loopscope.artefacts import BACKBONE
+from loopscope.bounds import shown
 from loopscope.errors import InputError, nearest
+from loopscope.experiments.schema import (
+    MOST,
+    MOST_FITS,
+    Layout,
+    MisfitError,
+    mapping,
+    number,
+    only,
+    same_names,
+    sha256,
+    truth,
+    whole,
+    word,
+)
 from loopscope.experiments.subject import Subject
 from loopscope.files import damaged
+from loopscope.manifest import MANIFEST
 from loopscope.stats import Estimate
 from loopscope.store import Artefact, Store
 
@@ -130,7 +149,10 @@ def config_of(experiment: str, subject: str, settings: Mapping[str, Any]) -> dic
 def save(
     store: Store, record: Record, inputs: Mapping[str, str], device: torch.device | str = "cpu", kind: str = RECORD
 ) -> Artefact:
-    """Write a record or a piece; `inputs` are the keys of the backbone and of the maps it was measured on."""
+    """Write a record or a piece; `inputs` are the keys of the backbone and of the maps it was measured on.
+
+    InputError, and nothing is written, for answers that cannot be packed.
+    """
     config = config_of(record.experiment, record.facts.name, record.settings)
     with store.write(kind, config, dict(inputs), device) as draft:
         about = {"facts": asdict(record.facts), "cost": dict(record.cost), "notes": dict(record.notes)}
@@ -141,35 +163,117 @@ def save(
     return draft.artefact
 
 
-def load(artefact: Artefact) -> Record:
-    """A stored record or piece, its files hashed.
+LayoutOf = Callable[[Record], Layout]
+"""What an experiment keeps, given what a record says of itself; a `MisfitError` where that cannot be."""
 
-    InputError for another kind, DamagedError for one that is not as written.
+
+def load(artefact: Artefact, layout: LayoutOf | None = None) -> Record:
+    """A stored record or piece, its files hashed, and all that it says of itself compared with what a record says.
+
+    `layout` is that of its experiment (`layouts.LAYOUTS`): then its tensors are compared, too.  InputError for another
+    kind, DamagedError, which names the file, for one that is not as written, of a newer version, or not what it says.
     """
     manifest = artefact.manifest
     if manifest.kind not in (RECORD, PIECE):
         raise InputError(f"{artefact.folder} is a {manifest.kind}, not a {RECORD}")
-    match artefact.json(ABOUT), manifest.config:
-        case (
-            {"facts": dict(facts), "cost": dict(cost), "notes": dict(notes), "raw": bool(raw)},
-            {"experiment": str(experiment), "settings": dict(settings)},
-        ):
-            pass
-        case _:
-            raise damaged(artefact.folder / ABOUT, "facts, cost, notes and raw of a record", "something else")
+    with _fits(artefact.folder / MANIFEST):
+        experiment, subject, settings = _config(manifest.config)
+    about = artefact.json(ABOUT)
+    with _fits(artefact.folder / ABOUT):
+        facts, cost, notes, raw = _about(about)
+        if facts.name != subject:
+            raise MisfitError(f"facts of {subject!r}, as the manifest has it", repr(facts.name))
+        _check_inputs(facts, notes, manifest.inputs)
+    predictions: Predictions = {}
+    for name in (name for name in manifest.files if name != ABOUT):
+        with _fits(artefact.folder / name):
+            if not name.endswith(SUFFIX):
+                raise MisfitError(f"a file of tensors, {SUFFIX} behind its name", "another")
+            predictions[name.removesuffix(SUFFIX)] = _tensors(artefact.tensors(name), raw)
+    record = Record(experiment, facts, predictions, settings, cost, notes, raw)
+    if layout is not None:
+        _check_layout(artefact, record, layout)
+    return record
+
+
+@contextmanager
+def _fits(path: Path) -> Iterator[None]:
+    """Turn what does not fit in the block into damage of this file."""
     try:
-        known = Facts(**facts)
-    except TypeError:
-        names = ", ".join(each.name for each in fields(Facts))
-        raise damaged(artefact.folder / ABOUT, f"the facts {names}", ", ".join(facts) or "none") from None
-    files = [name for name in manifest.files if name.endswith(SUFFIX)]
-    predictions = {
-        name.removesuffix(SUFFIX): {
-            each: nodes if raw else unpack(nodes) for each, nodes in artefact.tensors(name).items()
-        }
-        for name in files
-    }
-    return Record(experiment, known, predictions, settings, cost, notes, raw)
+        yield
+    except MisfitError as error:
+        raise damaged(path, error.expected, error.found) from None
+
+
+def _config(config: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Experiment, subject and settings of a record of this version."""
+    only(config, ("experiment", "version", "subject", "settings"), "what a record is made from")
+    version = whole(config, "version", 1, 10**9)
+    if version != VERSION:
+        newer = ", written by a newer version of loopscope" if version > VERSION else ""
+        raise MisfitError(f"a record of version {VERSION}", f"version {version}{newer}")
+    return word(config, "experiment"), word(config, "subject"), mapping(config, "settings")
+
+
+def _about(about: Any) -> tuple[Facts, dict[str, Any], dict[str, Any], bool]:
+    """Facts, cost, notes and whether tensors are stored as they are."""
+    names = ("facts", "cost", "notes", "raw")
+    if not isinstance(about, dict) or about.keys() != {*names}:
+        raise MisfitError("facts, cost, notes and raw of a record", "something else")
+    facts, cost, notes = (mapping(about, name) for name in names[:3])
+    known = [each.name for each in fields(Facts)]
+    if facts.keys() != {*known}:
+        raise MisfitError(f"the facts {', '.join(known)}", ", ".join(facts) or "none")
+    bounded = {name: whole(facts, name, *bounds) for name, bounds in MOST.items()}
+    fits = mapping(facts, "fits")
+    counts = {target: whole(fits, target, 0, MOST_FITS) for target in fits}
+    only(cost, ("seconds", "device", "forwards", "plain"), "what a measurement cost")
+    if cost:
+        word(cost, "device")
+    for name in ("seconds", "forwards", "plain") if cost else ():
+        number(cost, name, None if name == "seconds" else 0.0)
+    return (
+        Facts(word(facts, "name"), sha256(facts["key"], "key"), **bounded, fits=counts),
+        cost,
+        notes,
+        truth(about, "raw"),
+    )
+
+
+def _check_inputs(facts: Facts, notes: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+    """A record names what it was measured on twice: in its facts, and as the keys that its own is made from."""
+    key = inputs.get(BACKBONE)
+    if facts.key != key if key is not None else facts.key not in inputs.values():
+        raise MisfitError("the key of what it was measured on, as the manifest has it", facts.key)
+    match notes:
+        case {"map": {"key": step}} if inputs.get("map", step) != step:
+            raise MisfitError(f"notes on the map {inputs['map']}, as the manifest has it", shown(step))
+    used = Counter(role.rpartition("-")[0] for role in inputs if role.rpartition("-")[2].isdigit())
+    for target, fits in used.items():
+        if facts.fits.get(target) != fits:
+            raise MisfitError(f"{fits} fits of {target!r}, as the manifest has them", shown(facts.fits.get(target)))
+
+
+def _tensors(stored: Mapping[str, Tensor], raw: bool) -> dict[str, Tensor]:
+    """The tensors of a population; answers are two to a byte."""
+    if not stored:
+        raise MisfitError("tensors", "none")
+    for name, packed in stored.items() if not raw else ():
+        if packed.dtype != torch.uint8 or packed.dim() < 1:
+            shape = f"{packed.dtype} of shape {list(packed.shape)}"
+            raise MisfitError(f"{name!r} as uint8, two nodes to a byte", shape)
+    return {name: each if raw else unpack(each) for name, each in stored.items()}
+
+
+def _check_layout(artefact: Artefact, record: Record, layout: LayoutOf) -> None:
+    with _fits(artefact.folder / MANIFEST):
+        expected = layout(record)
+        same_names("tensors of", expected, record.predictions)
+    for where, tensors in expected.items():
+        with _fits(artefact.folder / f"{where}{SUFFIX}"):
+            same_names("tensor", tensors, record.predictions[where])
+            for name, kept in tensors.items():
+                kept.check(name, record.predictions[where][name])
 
 
 def apart(records: Mapping[str, Record]) -> tuple[dict[str, Predictions], dict[str, Facts]]:
@@ -194,32 +298,49 @@ RESULTS = ("graph-walks", "language-models")
 
 
 def open_results(folder: Path | None = None) -> list[Store]:
-    """The store of records at `folder`, or those that come with a checkout, as far as they are there.
+    """The store of records at `folder`, or those that come with a checkout; none where there is no checkout.
 
-    InputError for a folder that does not exist.
+    InputError for a folder that does not exist, DamagedError for a checkout that lacks one of its stores.
     """
     if folder is not None:
         if not folder.is_dir():
             raise InputError(f"there is no folder {folder}")
         return [Store(folder)]
-    shipped = Path(loopscope.__file__).absolute().parent.parent / "results"
-    return [Store(shipped / name) for name in RESULTS if (shipped / name).is_dir()]
+    checkout = Path(loopscope.__file__).absolute().parent.parent
+    for name in RESULTS if (checkout / "pyproject.toml").is_file() else ():
+        if not (checkout / "results" / name).is_dir():
+            raise damaged(checkout / "results" / name, "the records that come with a checkout", "no folder")
+    return [Store(checkout / "results" / name) for name in RESULTS if (checkout / "results" / name).is_dir()]
 
 
-def records(store: Store, experiment: str | None = None) -> list[Record]:
+def records(store: Store, experiment: str | None = None, layouts: Mapping[str, LayoutOf] | None = None) -> list[Record]:
     """Every record of a store (of one experiment), by name of the backbone.
 
-    DamagedError for the first that cannot be read: a verdict without it would be another one.
+    `layouts` are those of all experiments that there are: then each record is compared with that of its own, and one of
+    no such experiment is damage.  DamagedError for the first that cannot be read: a verdict without it would be another
+    one.
     """
-    found = [each for each in store.every(RECORD) if experiment in (None, each.manifest.config.get("experiment"))]
-    return sorted(map(load, found), key=lambda record: (record.experiment, record.facts.name))
+    made = []
+    for each in store.every(RECORD):
+        name = each.manifest.config.get("experiment")
+        if experiment in (None, name):
+            layout = None if layouts is None else layouts.get(str(name))
+            if layouts is not None and layout is None:
+                raise damaged(each.folder / MANIFEST, f"an experiment among {', '.join(layouts)}", shown(name))
+            made.append(load(each, layout))
+    return sorted(made, key=lambda record: (record.experiment, record.facts.name))
 
 
 def copy_records(store: Store, results: Store) -> int:
-    """Copy all records of a store to another; how many there are.  InputError for none."""
-    there = store.all(RECORD)
+    """Copy all records of a store to another; how many there are.
+
+    InputError for none; DamagedError, and nothing is copied, where one cannot be read.
+    """
+    there = store.every(RECORD)
     if not there:
         raise InputError(f"{store.root} has no records to export")
+    for artefact in there:
+        load(artefact)
     for artefact in there:
         results.adopt(artefact)
     return len(there)

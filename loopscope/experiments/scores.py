@@ -12,7 +12,7 @@ from functools import reduce
 
 import torch
 
-from loopscope.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of
+from loopscope.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of, recipe_of
 from loopscope.execute import run
 from loopscope.experiments.subject import instances
 from loopscope.maps import AffineMap
@@ -51,11 +51,11 @@ class Score:
 
 def score_walks(store: Store, device: torch.device) -> Iterator[Score]:
     """The scores of every graph-walk backbone of a store and of its maps, controls left out, one after the other."""
-    fits = store.all(MAP)
-    for backbone in store.all(BACKBONE):
-        data = backbone.manifest.config["recipe"]["data"]
-        if data["task"] != "graph-walk":
+    fits = store.every(MAP)
+    for backbone in store.every(BACKBONE):
+        if recipe_of(backbone)["data"]["task"] != "graph-walk":
             continue
+        data = recipe_of(backbone, "held_out", "depth")["data"]
         model = load_backbone(backbone).to(device)
         rings, tested = TESTED_ON[data["held_out"]]
         native = _Asked(backbone, F**model.config.loops, data["depth"], data["depth"])
@@ -77,17 +77,17 @@ class _Asked:
 
 def _is_control(fit: Artefact) -> bool:
     """Whether a map was fitted before another block than F, or acts on some rows only: no program says that."""
-    data = fit.manifest.config["recipe"]["data"]
+    data = recipe_of(fit)["data"]
     return (data.get("block", "trained"), data.get("rows", "all")) != ("trained", "all")
 
 
 def _map_name(fit: Artefact) -> str:
-    return f"{fit.manifest.config['recipe']['name']}-{fit.manifest.config['fit']}"
+    return f"{recipe_of(fit)['name']}-{fit.manifest.config['fit']}"
 
 
 def _asked(fit: Artefact, loops: int) -> _Asked:
     """(J F) after the calls that come before it."""
-    data = fit.manifest.config["recipe"]["data"]
+    data = recipe_of(fit, "prefix", "calls", "request", "base", "hops")["data"]
     prefix = loops if data["prefix"] is None else data["prefix"]
     once = J(_map_name(fit)) | F
     steered = reduce(lambda program, _: program | once, range(data["calls"] - 1), once)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, TRAIL, load_backbone, load_fit, load_trail, name_of
+from loopscope.artefacts import BACKBONE, MAP, TRAIL, load_backbone, load_fit, load_trail, name_of, recipe_of
 from loopscope.errors import InputError
 from loopscope.execute import Result, run
 from loopscope.maps import AffineMap
@@ -89,16 +89,17 @@ def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "
     InputError for a backbone of another task.
     """
     backbone = find(store, asked, BACKBONE)
-    config = backbone.manifest.config["recipe"]
+    config = recipe_of(backbone)
     if config["data"]["task"] != task:
         raise InputError(f"{name_of(backbone)} is no {task} backbone: its task is {config['data']['task']}")
-    mine = [fit for fit in store.all(MAP) if fit.manifest.inputs.get(BACKBONE) == backbone.key]
+    mine = [fit for fit in store.every(MAP) if fit.manifest.inputs.get(BACKBONE) == backbone.key]
+    targets = {fit.key: recipe_of(fit)["name"].removeprefix(prefix) for fit in mine}
     mine.sort(key=lambda fit: fit.manifest.config["fit"])
     maps: dict[str, list[AffineMap]] = {}
     keys: dict[str, list[str]] = {}
     trails: dict[str, list[Mapping[int, AffineMap]]] = {}
     for fit in mine:
-        target = fit.manifest.config["recipe"]["name"].removeprefix(prefix)
+        target = targets[fit.key]
         keys.setdefault(target, []).append(fit.key)
         maps.setdefault(target, []).append(load_fit(fit).to(device).requires_grad_(False))
         if store.find(TRAIL, dict(fit.manifest.config), dict(fit.manifest.inputs)) is not None:

@@ -273,7 +273,7 @@ def _staged(subject: Subject) -> AffineMap | None:
 
 def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
     """With every map that a fit passed through in its last stage, or, where these were not kept, with the fit alone."""
-    recipe = map_recipe("relations-curriculum")
+    recipe = map_recipe(chains.FIT)
     last = recipe.stages[-1].updates
     fits = subject.trails.get(recipe.name) or [{last: step} for step in subject.maps.get(recipe.name, [])]
     return chains.measure(subject.model, fits, **queries)

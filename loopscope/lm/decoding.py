@@ -23,6 +23,7 @@ from loopscope.address import Address, Site
 from loopscope.checks import check_kinds, check_names, chosen_points, moved
 from loopscope.errors import InputError
 from loopscope.execute import run
+from loopscope.finite import Watch
 from loopscope.lm.passes import Cache, LanguageModel, check_length, check_mask, states
 from loopscope.plan import MAIN
 from loopscope.program import Call, F, Map, Program, as_program
@@ -73,7 +74,8 @@ def generate(
     - `stop` are the tokens that end a text (default: the model's); decoding ends when every example has.
     - `cached=False` computes the whole text anew for every token: the definition of what the cache must give.
 
-    Raises InputError before anything is computed when a name, place, shape or length does not fit.
+    Raises InputError before anything is computed when a name, place, shape or length does not fit; NotFiniteError when
+    numbers leave the range, as they then name no token.
     """
     asked = F**model.loops if program is None else as_program(program)
     patched = asked != asked.skeleton
@@ -102,7 +104,7 @@ def generate(
         assert cache is not None
         logits = _patched(model, tokens, asked, maps, others, given, point, cache)
     else:
-        logits = _last(model, states(model, tokens, asked, maps=maps, mask=mask, cache=cache)[point])
+        logits = _next(model, tokens, asked, point, maps, mask, cache)
     ends = torch.tensor(sorted(model.ends if stop is None else stop), dtype=torch.long, device=device)
     chosen: list[Tensor] = []
     ended = torch.zeros(len(tokens), dtype=torch.bool, device=device)
@@ -121,11 +123,24 @@ def generate(
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones((len(mask), 1))], 1)
         rows = text if cache is None else token[:, None]
-        logits = _last(model, states(model, rows, asked.skeleton, maps=maps, mask=mask, cache=cache)[point])
+        logits = _next(model, rows, asked.skeleton, point, maps, mask, cache)
 
 
-def _last(model: LanguageModel, h: Float[Tensor, "B R d"]) -> Float[Tensor, "B vocabulary"]:
-    return model.read(h[:, -1])
+def _next(
+    model: LanguageModel,
+    rows: Int[Tensor, "B R"],
+    program: Program,
+    point: str,
+    maps: Mapping[str, TokenMap],
+    mask: Bool[Tensor, "B S"] | None,
+    cache: Cache | None,
+) -> Float[Tensor, "B vocabulary"]:
+    """The logits behind the last of these rows; NotFiniteError where numbers left the range."""
+    watch = Watch()
+    logits = model.read(states(model, rows, program, maps=maps, mask=mask, cache=cache, watch=watch)[point][:, -1])
+    watch.see(logits, "the readout of", point)
+    watch.check(f"'{program}'", logits.dtype)
+    return logits
 
 
 def _patched(

@@ -10,13 +10,15 @@ executed and no pickle is opened.  Names and shapes are compared with the config
 A folder written by fine-tuning also has `loopscope.json`, which says with how many loops and which boundary it was
 trained; those are then the defaults.  Other programs take it for what it is without: an ordinary checkpoint.
 
+A folder that Loopscope wrote lists the SHA-256 of its files in `SHA256SUMS` (`sums`): a file that was changed, removed
+or added since is a DamagedError.
+
 A folder that is whole but not what was asked for (another architecture, no weights, weights that disagree with the
 config) is an InputError; a file that cannot be read, or is not what the index says, a DamagedError.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -30,12 +32,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from loopscope import bounds
 from loopscope.errors import InputError, nearest
-from loopscope.files import StoreError, damaged, first_line, new_folder, read, reporting, write_synced
+from loopscope.files import damaged, first_line, new_folder, opened, reporting, write_synced
+from loopscope.finite import has_bad
+from loopscope.lm.configs import CLASSES
 from loopscope.lm.ouro import Ouro, OuroConfig
 from loopscope.lm.passes import Boundary
-from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
-from loopscope.manifest import digest
+from loopscope.lm.stacks import LoopedStack, stack_from_config
+from loopscope.lm.sums import check_files, sha256, write_sums
+from loopscope.manifest import HEADER_LIMIT, check_file_name, digest, read_json
+from loopscope.protocol import STATES
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 LOOPED = "loopscope.json"
@@ -93,6 +100,7 @@ def load(
     """
     folder = Path(folder)
     model = outline(folder, loops=loops, boundary=boundary)
+    check_unchanged(folder)
     stored = tensors_of(model, folder)
     copies = {name: original for name, original in model.copies.items() if name in stored}
     tensors: dict[str, Tensor] = {}
@@ -100,8 +108,7 @@ def load(
         with _opened(file) as content:
             for name in content.keys():  # noqa: SIM118  (an open file is no dict)
                 # A copy: what safetensors gives is the file itself, mapped into memory.
-                tensor = _checked(file, name, content.get_tensor(name))
-                tensors[name] = tensor.to(device=device, dtype=dtype or tensor.dtype, copy=True)
+                tensors[name] = _cast(file, name, content.get_tensor(name), device, dtype)
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     if len(kinds) > 1:
         raise InputError(f"{folder} holds weights of several types, {' and '.join(kinds)}; choose one with dtype")
@@ -115,6 +122,7 @@ def load(
 def outline(folder: str | Path, *, loops: int | None = None, boundary: Boundary | None = None) -> Adapter:
     """The model in a folder on the meta device: names and shapes without weights; arguments and errors as `load`."""
     folder = Path(folder)
+    check_files(folder, (CONFIG, LOOPED))
     told = read_looped(folder)
     return build(
         read_config(folder),
@@ -139,11 +147,11 @@ def tensors_of(model: Adapter, folder: Path) -> dict[str, Stored]:
 def read_looped(folder: str | Path) -> dict[str, Any]:
     """What a folder's `loopscope.json` says, {} where there is none; DamagedError if its loops or boundary are none."""
     file = Path(folder) / LOOPED
-    if not file.is_file():
+    if not os.path.lexists(file):
         return {}
     told = read_json(file)
     loops, boundary = told.get("loops"), told.get("boundary")
-    if type(loops) is not int or loops < 1 or boundary not in get_args(Boundary):
+    if type(loops) is not int or not 1 <= loops <= bounds.LOOPS or boundary not in get_args(Boundary):
         raise damaged(file, "a number of loops and a boundary", f"{loops!r} and {boundary!r}"[:60])
     return told
 
@@ -153,12 +161,14 @@ def weight_files(folder: str | Path) -> tuple[Path, ...]:
     return tuple(sorted({place.file for place in find_tensors(Path(folder)).values()}))
 
 
+def check_unchanged(folder: Path) -> None:
+    """DamagedError where a file of a folder that Loopscope wrote is not what it was; every listed file is hashed."""
+    check_files(folder, (CONFIG, LOOPED, SINGLE, INDEX), every=True)
+
+
 def weights_sha256(folder: str | Path) -> str:
     """What tells a folder's weights from others: the SHA-256 of the one file, or of its shards' names and SHA-256s."""
-    told = []
-    for file in weight_files(folder):
-        with reporting("read", file), file.open("rb") as content:
-            told.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
+    told = [(file.name, sha256(file)) for file in weight_files(folder)]
     return told[0][1] if len(told) == 1 else digest(told)
 
 
@@ -182,8 +192,8 @@ def build(
 
     InputError for an unknown architecture or a setting that does not fit; `name` is the file named in it.
     """
-    if loops is not None and loops < 1:
-        raise InputError(f"loops must be at least 1, not {loops} (nearest: 1)")
+    if loops is not None:
+        bounds.whole("loops", loops, 1, bounds.LOOPS)
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
         there = ", ".join(ARCHITECTURES)
@@ -214,8 +224,10 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
         raise damaged(index, "a weight_map", repr(listed)[:60])
     shards: dict[str, set[str]] = {}
     for name, shard in listed.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise damaged(index, "names of files beside it", repr(shard)[:60])
+        try:
+            check_file_name(shard)
+        except InputError:
+            raise damaged(index, "names of files beside it", repr(shard)[:60]) from None
         shards.setdefault(shard, set()).add(name)
     stored: dict[str, Stored] = {}
     for shard, names in shards.items():
@@ -257,52 +269,58 @@ def _header(file: Path) -> dict[str, Stored]:
 
 
 def _opened(file: Path) -> Any:
-    """An open safetensors file, as a context."""
+    """An open safetensors file, as a context; what cannot be one is refused before it is mapped into memory."""
+    with opened(file) as raw:
+        length, size = int.from_bytes(raw.read(8), "little"), os.fstat(raw.fileno()).st_size
+    if not 2 <= length <= min(HEADER_LIMIT, size - 8):
+        raise damaged(file, "a safetensors file", f"{size:,} bytes with a header of {length:,}")
     try:
         return safe_open(file, "pt")
-    except FileNotFoundError:
-        raise damaged(file, "a safetensors file", "none") from None
     except (OSError, SafetensorError) as error:
         raise damaged(file, "a safetensors file", first_line(error)) from None
 
 
-def _checked(file: Path, name: str, tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        raise InputError(f"{file}: {name} is of type {str(tensor.dtype).removeprefix('torch.')}, not floating point")
-    if not torch.isfinite(tensor).all():
+def _cast(file: Path, name: str, tensor: Tensor, device: str | torch.device, dtype: torch.dtype | None) -> Tensor:
+    """A copy of a tensor on a device, in a type; finite before and after, as a large number may be none in there."""
+    told = str(tensor.dtype).removeprefix("torch.")
+    if tensor.dtype not in STATES:
+        there = ", ".join(str(each).removeprefix("torch.") for each in STATES)
+        raise InputError(f"{file}: {name} is of type {told}, not of a floating point type that is computed in: {there}")
+    if has_bad(tensor):
         raise damaged(file, f"finite numbers in {name}", "NaN or infinity")
-    return tensor
+    cast = tensor.to(device=device, dtype=dtype or tensor.dtype, copy=True)
+    if cast.dtype != tensor.dtype and has_bad(cast):
+        size, wanted = float(tensor.abs().amax()), str(cast.dtype).removeprefix("torch.")
+        raise InputError(f"{file}: {name} holds {size:.3g} as {told}, which {wanted} has not")
+    return cast
 
 
 def write_folder(
     out: Path, weights: Mapping[str, Tensor], texts: Mapping[str, Mapping[str, Any]], others: Iterable[Path]
-) -> None:
+) -> str:
     """A model folder with these weights, JSON files by name and copies of other files, whole or not at all.
 
-    StoreError where the disk refuses.
+    Its files are listed in `SHA256SUMS`.  Gives the SHA-256 of the weights.  StoreError where the disk refuses.
     """
     with new_folder(out) as draft:
-        for file in others:
-            with reporting("copy", file):
-                write_synced(draft / file.name, file.read_bytes())
-        for name, values in texts.items():
-            write_synced(draft / name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        try:
-            save_file(tensors, draft / SINGLE, {"format": "pt"})
-        except SafetensorError as error:  # of a full disk, too
-            raise StoreError(f"cannot write {out}: {first_line(error)}") from error
-        (draft / SINGLE).chmod(0o644)  # which safetensors makes for its owner alone
-        with (draft / SINGLE).open("rb") as written:
-            os.fsync(written.fileno())
+        return fill_folder(draft, weights, texts, others)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; DamagedError if there is none."""
+def fill_folder(
+    draft: Path, weights: Mapping[str, Tensor], texts: Mapping[str, Mapping[str, Any]], others: Iterable[Path]
+) -> str:
+    """As `write_folder`, into a folder that is to become `out` (`files.new_folder`); OSError where the disk refuses."""
+    for file in others:
+        with reporting("copy", file):
+            write_synced(draft / file.name, file.read_bytes())
+    for name, values in texts.items():
+        write_synced(draft / name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     try:
-        content = json.loads(read(file))
-    except (ValueError, RecursionError) as error:
-        raise damaged(file, "JSON", first_line(error)) from None
-    if not isinstance(content, dict):
-        raise damaged(file, "a JSON object", repr(content)[:60])
-    return content
+        save_file(tensors, draft / SINGLE, {"format": "pt"})
+    except SafetensorError as error:  # of a full disk, too
+        raise OSError(first_line(error)) from error  # which `new_folder` tells
+    (draft / SINGLE).chmod(0o644)  # which safetensors makes for its owner alone
+    with (draft / SINGLE).open("rb") as written:
+        os.fsync(written.fileno())
+    return write_sums(draft)[SINGLE]

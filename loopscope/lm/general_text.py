@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import math
 import random
 import sysconfig
@@ -32,6 +31,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loopscope.errors import DamagedError, InputError
+from loopscope.files import first_line
+from loopscope.files import read as read_bytes
+from loopscope.manifest import parse_json
 
 CHUNK = 512
 CHUNKS_PER_DOCUMENT = 9
@@ -82,8 +84,8 @@ class Pool(NamedTuple):
 def read(paths: Iterable[Path], name: str = "text", weight: float = 1.0) -> Source:
     """A source from files.  A file is a document; a .jsonl file is one per line, under the key "text".
 
-    Raises InputError for a file that cannot be read or no file at all, DamagedError for one that is not UTF-8 or a line
-    that has no text.
+    Raises InputError for a file that is not there or no file at all, StoreError for one that cannot be read,
+    DamagedError for one that is no regular file or not UTF-8, and for a line that has no text.
     """
     documents = tuple(document for path in paths for document in _documents(path))
     if not documents:
@@ -92,10 +94,10 @@ def read(paths: Iterable[Path], name: str = "text", weight: float = 1.0) -> Sour
 
 
 def _documents(path: Path) -> list[str]:
+    if not path.exists():
+        raise InputError(f"cannot read {path}: No such file or directory")
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        text = read_bytes(path).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise DamagedError(f"{path}: expected UTF-8 text, found another byte at {error.start}") from None
     if path.suffix != ".jsonl":
@@ -105,11 +107,15 @@ def _documents(path: Path) -> list[str]:
 
 def _text_of(line: str, where: str) -> str:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DamagedError(f"{where}: expected a JSON object, found {error.msg.lower()}") from None
+        record = parse_json(line)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{where}: expected a JSON object, found {first_line(error).lower()}") from None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise DamagedError(f'{where}: expected an object with a string under "text", found none')
+    try:
+        record["text"].encode()
+    except UnicodeEncodeError:  # an escape may stand for half a character
+        raise DamagedError(f"{where}: expected valid Unicode, found half a character") from None
     return str(record["text"])
 
 

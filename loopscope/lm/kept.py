@@ -1,8 +1,8 @@
 """Model folders as artefacts of a store, so that a small model can be kept beside its map, hashed and found by name.
 
-    lm        config {"name": "letters-4x128"}, inputs {"weights": SHA-256 of the weights}
-              config.json, loopscope.json, model.safetensors, tokenizer.json, ... as in its folder
-    lm-map    a map that `tuning.jobs.fit` made; its inputs name the same weights
+    lm        config {"name": "letters-4x128"}, inputs {"weights": SHA-256 of the weights, "identity": `lm.identity`}
+              config.json, loopscope.json, model.safetensors, tokenizer.json, ... as in its folder, and SHA256SUMS
+    lm-map    a map that `tuning.jobs.fit` made; its inputs name the same weights and identity
 
 The artefact's own folder is a model folder: whatever takes one takes it.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loopscope.artefacts import LM, WEIGHTS_SHA
-from loopscope.errors import InputError
+from loopscope.artefacts import IDENTITY, LM, WEIGHTS_SHA
+from loopscope.errors import DamagedError, InputError
 from loopscope.files import damaged, read
 from loopscope.lm.extras import lacking
 from loopscope.lm.folders import (
@@ -24,9 +24,10 @@ from loopscope.lm.folders import (
     read_config,
     read_looped,
     tensors_of,
-    weights_sha256,
 )
-from loopscope.lm.steering import check_fitted, load_step
+from loopscope.lm.identity import identify
+from loopscope.lm.steering import load_step, read_fitted
+from loopscope.lm.sums import SUMS, sums_text
 from loopscope.lm.text import OLD_SETTINGS, SETTINGS, TEMPLATE, TOKENIZER, load_tokenizer
 from loopscope.manifest import MANIFEST
 from loopscope.maps import not_finite
@@ -49,10 +50,12 @@ def keep(folder: Path, name: str, store: Store) -> Artefact:
     load_tokenizer(folder)
     if not (folder / SINGLE).is_file():
         raise InputError(f"{folder} has its weights in several files; a model that is kept has one, {SINGLE}")
-    with store.write(LM, {"name": name}, {WEIGHTS_SHA: weights_sha256(folder)}) as draft:
+    identity = identify(folder)
+    with store.write(LM, {"name": name}, {WEIGHTS_SHA: identity.weights, IDENTITY: identity.key}) as draft:
         for file in FILES:
             if (folder / file).is_file():
                 draft.bytes(file, read(folder / file))
+        draft.bytes(SUMS, sums_text({file: record.sha256 for file, record in draft.manifest.files.items()}))
     return draft.artefact
 
 
@@ -63,13 +66,16 @@ def opened(artefact: Artefact) -> Path:
 
 
 def check_model(artefact: Artefact) -> int:
-    """Load a kept model, and give its width; DamagedError where its weights are not those it was kept for.
+    """Load a kept model, and give its width; DamagedError where it is not the model that was kept.
 
     InputError where the packages for that are not installed (`extras.lacking`), and as `folders.load`.
     """
-    folder = opened(artefact)
-    if artefact.manifest.inputs.get(WEIGHTS_SHA) != weights_sha256(folder):
-        raise damaged(folder / MANIFEST, "the SHA-256 of its weights", str(artefact.manifest.inputs.get(WEIGHTS_SHA)))
+    folder, inputs = opened(artefact), artefact.manifest.inputs
+    identity = identify(folder)
+    if inputs.get(WEIGHTS_SHA) != identity.weights:
+        raise damaged(folder / MANIFEST, "the SHA-256 of its weights", str(inputs.get(WEIGHTS_SHA)))
+    if inputs.get(IDENTITY, identity.key) != identity.key:
+        raise damaged(folder / MANIFEST, "the identity of its model", inputs[IDENTITY])
     if missing := lacking():
         raise InputError(missing)
     load_tokenizer(folder)
@@ -83,7 +89,13 @@ def check_map(artefact: Artefact, model: Artefact) -> None:
     """Load the kept map of a kept model; InputError or DamagedError where the two do not fit."""
     step, folder = opened(artefact), model.folder
     load_step(step, folder, read_config(folder).get("hidden_size"))
-    check_fitted(step, folder, weights_sha256(folder))
+    fitted = read_fitted(step)
+    try:
+        misfit = "" if fitted is None else fitted.misfit(step, folder, identify(folder), None)
+    except DamagedError as error:  # of the model, and the map is whole
+        raise InputError(f"its model is damaged: {error}") from None
+    if misfit:
+        raise InputError(misfit)
 
 
 def about(artefact: Artefact) -> str:

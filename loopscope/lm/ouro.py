@@ -29,19 +29,22 @@ import torch.nn.functional as nnf
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from loopscope import bounds
+from loopscope.bounds import shown, whole
 from loopscope.errors import InputError
+from loopscope.lm.configs import base_of, check_keys, check_shared, ends_of, eps_of, rotary, sizes
 from loopscope.lm.passes import Boundary, Turns, check_tokens, states
 from loopscope.program import F
 
 _SIZES = {
-    "vocabulary": "vocab_size",
-    "width": "hidden_size",
-    "mlp": "intermediate_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "positions": "max_position_embeddings",
-    "loops": "total_ut_steps",
+    "vocabulary": ("vocab_size", bounds.VOCABULARY),
+    "width": ("hidden_size", bounds.WIDTH),
+    "mlp": ("intermediate_size", bounds.WIDTH),
+    "layers": ("num_hidden_layers", bounds.LAYERS),
+    "heads": ("num_attention_heads", bounds.LAYERS),
+    "kv_heads": ("num_key_value_heads", bounds.LAYERS),
+    "positions": ("max_position_embeddings", bounds.POSITIONS),
+    "loops": ("total_ut_steps", bounds.LOOPS),
 }
 _FIXED = {
     "hidden_act": "silu",
@@ -49,6 +52,8 @@ _FIXED = {
     "attention_bias": False,
     "rope_scaling": None,
     "use_sliding_window": False,
+    "early_exit_threshold": 1.0,  # the last loop; below it, the gate would choose
+    "early_exit_step": None,
 }
 
 
@@ -69,56 +74,34 @@ class OuroConfig:
     ends: tuple[int, ...] = ()  # tokens that end a text
 
     def __post_init__(self) -> None:
-        for name, key in _SIZES.items():
-            if getattr(self, name) < 1:
-                raise InputError(f"{key} must be at least 1, not {getattr(self, name)}")
+        for name, (key, most) in _SIZES.items():
+            whole(key, getattr(self, name), 1, most)
         if self.width % (2 * self.heads):  # rotary positions pair the entries of a head
             raise InputError(f"hidden_size {self.width} does not give {self.heads} heads of an even size")
         if self.heads % self.kv_heads:
             raise InputError(f"num_attention_heads {self.heads} is no multiple of num_key_value_heads {self.kv_heads}")
-        if not (self.eps > 0 and self.base > 0):
-            raise InputError(f"rms_norm_eps and rope_theta must be positive, not {self.eps} and {self.base}")
+        eps_of(self.eps)
+        base_of(self.base)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OuroConfig:
         """Read the keys of a released config; InputError for one that is missing, of a wrong type, or not supported."""
-        values = {"num_key_value_heads": values.get("num_attention_heads"), **values}
-        for key in _SIZES.values():
-            if type(values.get(key)) is not int:  # not isinstance: JSON's true is no number
-                raise InputError(f"{key} must be a whole number, not {_shown(values, key)}")
+        check_keys(values, {"total_ut_steps", "early_exit_threshold", "early_exit_step"})
+        found: dict[str, Any] = {**sizes(values), "total_ut_steps": values.get("total_ut_steps")}
         for key, only in _FIXED.items():
             if values.get(key, only) != only:
-                raise InputError(f"{key} {values[key]!r} is not supported: every released Ouro has {only!r}")
-        windowed = [kind for kind in values.get("layer_types") or () if kind != "full_attention"]
-        if windowed:
-            raise InputError(f"layer type {windowed[0]!r} is not supported: every released Ouro has 'full_attention'")
-        size = values["hidden_size"] // max(1, values["num_attention_heads"])
+                raise InputError(f"{key} {shown(values[key])} is not supported: every released Ouro has {only!r}")
+        check_shared(values, found["num_hidden_layers"])
+        size = found["hidden_size"] // found["num_attention_heads"]
         if values.get("head_dim") not in (None, size):
-            raise InputError(
-                f"head_dim {values['head_dim']!r} is not supported: hidden_size / num_attention_heads = {size}"
-            )
-        # Newer files keep the rotary constants in a group of their own.
-        rotary = values.get("rope_parameters") or {"rope_theta": values.get("rope_theta")}
-        if rotary.get("rope_type", "default") != "default":
-            raise InputError(f"rope_type {rotary['rope_type']!r} is not supported: every released Ouro has 'default'")
-        constants: dict[str, Any] = {"rope_theta": rotary.get("rope_theta"), "rms_norm_eps": values.get("rms_norm_eps")}
-        for key, value in constants.items():
-            if type(value) not in (int, float):
-                raise InputError(f"{key} must be a number, not {_shown(constants, key)}")
-        ends = values.get("eos_token_id")
-        ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        if not all(type(end) is int for end in ends):
-            raise InputError(f"eos_token_id must be a token or a list of tokens, not {values['eos_token_id']!r}")
+            told = shown(values["head_dim"])
+            raise InputError(f"head_dim {told} is not supported: hidden_size / num_attention_heads = {size}")
         return cls(
-            **{name: values[key] for name, key in _SIZES.items()},
-            eps=float(constants["rms_norm_eps"]),
-            base=float(constants["rope_theta"]),
-            ends=tuple(ends),
+            **{name: found[key] for name, (key, _) in _SIZES.items()},
+            eps=eps_of(values.get("rms_norm_eps")),
+            base=rotary(values, None, ("default",))["rope_theta"],
+            ends=ends_of(values.get("eos_token_id"), values["vocab_size"]),
         )
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return "missing" if values.get(key) is None else repr(values[key])
 
 
 class RMSNorm(nn.Module):

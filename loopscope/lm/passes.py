@@ -23,7 +23,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from loopscope.conformity import ensure
 from loopscope.errors import InputError, nearest
+from loopscope.finite import Watch
 from loopscope.model import causal
 from loopscope.program import Call, Program
 from loopscope.protocol import LoopedLayer, LoopedModel, TokenMap
@@ -144,6 +146,7 @@ def states(
     examples: Sequence[int] | None = None,
     recompute: bool = False,
     compiled: bool = False,
+    watch: Watch | None = None,
 ) -> dict[str, Float[Tensor, "_ R d"]]:
     """The state at every point of a program without patches ("h0", "h1", "h1 J:one", ...).
 
@@ -161,6 +164,9 @@ def states(
     `recompute` keeps only the state before every layer for the backward pass, which then computes the layers anew
     (gradient checkpointing): less memory for a third more work, the same values and gradients.  `compiled` fuses the
     small operations of a layer by torch.compile, once for all layers, loops and shapes; values differ by rounding.
+
+    A pass without gradients looks whether its numbers stay finite, once at its end, and raises NotFiniteError; one with
+    gradients, compiled or inside `known_tokens` does not wait for that.  With a `watch`, its owner asks.
 
     Raises InputError for a program that has patches or starts from a state, a map that was not given, a mask that is no
     left padding, more rows than positions, `recompute` with a cache, which would be extended twice, `examples` that do
@@ -182,6 +188,8 @@ def states(
     _check(model, program, maps, total)
     if mask is not None:
         check_mask(mask, len(tokens), total)
+    if not (before or compiled or _known.get()):
+        ensure(model, tokens)
     h = model.embed(tokens)
     rows = torch.arange(before, total, device=h.device)
     positions, visible = rows, None
@@ -196,6 +204,8 @@ def states(
     elif before and len(rows) > 1:
         visible = causal(rows, torch.arange(total, device=h.device))
 
+    own = None if watch or compiled or torch.is_grad_enabled() or _known.get() else Watch()
+    watch = watch or own
     turns = model.turns(positions, h)
     alone = visible is None and before == 0  # decided here, so that a compiled layer knows it for certain
     found = {program.points[0]: h}
@@ -214,17 +224,24 @@ def states(
                 if recompute:
                     # Nothing in a layer is random, so no generator's state has to be kept with it.
                     h = checkpoint(
-                        through, layer, h, turns, visible, alone, None, use_reentrant=False,
+                        through, layer, h, turns, visible, alone, None, None, use_reentrant=False,
                         preserve_rng_state=False,
                     )  # fmt: skip
                 else:
-                    h = through(layer, h, turns, visible, alone, slot)
+                    see = None if watch is None else _See(watch, loop, number)
+                    h = through(layer, h, turns, visible, alone, slot, see)
+            if watch:
+                watch.see(h, "loop", loop)  # before a norm can hide it
             h = model.close(h)
         else:
             h = maps[step.name](h)
         found[point] = h
+        if watch:
+            watch.see(h, point)
     if cache is not None:
         cache.advance(tokens.shape[1])
+    if own:
+        own.check(f"'{program}'", h.dtype)
     return found
 
 
@@ -236,6 +253,14 @@ class _Slot(NamedTuple):
     layer: int
 
 
+class _See(NamedTuple):
+    """Who looks at the attention of one layer."""
+
+    watch: Watch
+    loop: int
+    layer: int
+
+
 def _through(
     layer: LoopedLayer,
     h: Float[Tensor, "B R d"],
@@ -243,9 +268,12 @@ def _through(
     visible: Bool[Tensor, "*M R S"] | None,
     alone: bool,
     slot: _Slot | None,
+    see: _See | None,
 ) -> Float[Tensor, "B R d"]:
     """The stream after one layer; `alone`: all rows are here and see those before them, so no mask is needed."""
     q, k, v = layer.project(h, turns, "qkv")
+    if see is not None:
+        see.watch.scores(q, k, "loop", see.loop, "layer", see.layer)
     if slot is not None:
         k, v = slot.cache.extend(slot.loop, slot.layer, k, v)
     z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=alone, scale=layer.scale)

@@ -22,7 +22,7 @@ from loopscope.checks import check_names
 from loopscope.errors import InputError
 from loopscope.execute import check_programs, run, sweep
 from loopscope.lm.asking import Tell
-from loopscope.lm.passes import LanguageModel, check_length, precision_name
+from loopscope.lm.passes import LanguageModel, check_length
 from loopscope.plan import MAIN, Sizes
 from loopscope.program import Call, Program, Run
 from loopscope.protocol import LoopedModel, TokenMap
@@ -94,7 +94,7 @@ def compare(
 ) -> list[Said]:
     """What each program says after a text, every plain program before those that are compared with it.
 
-    InputError as `execute.run`, and where logits are not finite.
+    Errors as `execute.run`.
     """
     beside: dict[Program, list[Program]] = {}
     for program in dict.fromkeys(programs):
@@ -103,9 +103,9 @@ def compare(
     result = run(model, tokens, asked, maps=maps, others=others, rows=[row])
     found = []
     for plain, several in beside.items():
-        first = Said(plain, _finite(result[plain].logits[0, 0], plain))
+        first = Said(plain, result[plain].logits[0, 0].float())
         found.append(first)
-        found += [Said(each, _finite(result[each].logits[0, 0], each), first) for each in several if each != plain]
+        found += [Said(each, result[each].logits[0, 0].float(), first) for each in several if each != plain]
     return found
 
 
@@ -171,13 +171,12 @@ def recover(
 ) -> Recovery:
     """Patch `program` on each text at each address, one at a time, from the same program on the text's other.
 
-    InputError as `execute.sweep`, where logits are not finite, and for a text whose answer is also its other's, as then
-    there is nothing to move; `name` gives a token's name for that line.
+    Errors as `execute.sweep`; InputError for a text whose answer is also its other's, as then there is nothing to move;
+    `name` gives a token's name for that line.
     """
     tell("reading both texts")
     own, others = (
-        _finite(run(model, each, program, maps=maps, rows=[row])[program].logits[:, 0], program)
-        for each in (tokens, other)
+        run(model, each, program, maps=maps, rows=[row])[program].logits[:, 0].float() for each in (tokens, other)
     )
     answers = torch.stack([own.argmax(-1), others.argmax(-1)], 1)
     before, after = _difference(own, answers), _difference(others, answers)
@@ -191,17 +190,10 @@ def recover(
         tell(f"{start} of {len(addresses)} places")
         some = addresses[start : start + AT_ONCE]
         found = sweep(model, tokens, program, some, Run(program, OTHER), maps=maps, others={OTHER: other}, rows=[row])
-        logits = _finite(found.logits[:, :, 0], program)
+        logits = found.logits[:, :, 0].float()
         recovered.append((_difference(logits, answers.expand(len(some), -1, -1)) - before) / (after - before))
         named.append(logits.argmax(-1) == answers[:, 1])
     return Recovery(program, tuple(addresses), answers, before, after, torch.cat(recovered), torch.cat(named))
-
-
-def _finite(logits: Float[Tensor, "*A vocabulary"], program: Program) -> Float[Tensor, "*A vocabulary"]:
-    """The logits in float32."""
-    if not torch.isfinite(logits).all():
-        raise InputError(f"the logits of '{program}' are not finite; the states are {precision_name(logits.dtype)}")
-    return logits.float()
 
 
 def _difference(

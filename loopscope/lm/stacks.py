@@ -22,7 +22,7 @@ generation are not used: padding, the cache with a slot for every (loop, layer) 
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -31,21 +31,12 @@ import torch.nn.functional as nnf
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from loopscope.errors import InputError, nearest
+from loopscope import bounds
+from loopscope.errors import InputError
+from loopscope.lm.configs import CLASSES, ends_of, stack_settings
 from loopscope.lm.extras import extra
 from loopscope.lm.passes import Boundary, Turns, boundary_named, check_tokens, states
 from loopscope.program import F
-
-CLASSES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-"""Model types that can be looped, and transformers' classes for them."""
-
-SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "max_position_embeddings",
-)  # fmt: skip
-
-CHANGING = ("dynamic", "longrope")
-"""Rotary scalings whose frequencies depend on the length of the input."""
 
 
 class StackLayer:
@@ -111,14 +102,13 @@ class LoopedStack(nn.Module):
         super().__init__()
         whole = cast("Any", backbone)  # transformers' attributes are unknown to a type checker
         self.config: Any = whole.config
-        _check_config(self.config.to_dict())
-        if loops < 1:
-            raise InputError(f"loops must be at least 1, not {loops}")
-        self.loops = loops
+        stack_settings(self.config.to_dict(), type(self.config)().to_dict())
+        self.loops = bounds.whole("loops", loops, 1, bounds.LOOPS)
         self.boundary: Boundary = boundary_named(boundary)
         self.model: Any = whole.model
         tied = whole.lm_head.weight is whole.model.embed_tokens.weight
         self.lm_head: Any = None if tied else whole.lm_head
+        _check_rotary(self.model.rotary_emb)
         self.layers: Sequence[StackLayer] = tuple(StackLayer(each, self.model.rotary_emb) for each in self.model.layers)
 
     @property
@@ -149,8 +139,7 @@ class LoopedStack(nn.Module):
     @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end a text."""
-        ends = self.config.eos_token_id
-        return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+        return ends_of(self.config.eos_token_id, self.vocabulary)
 
     @property
     def copies(self) -> dict[str, str]:
@@ -189,11 +178,13 @@ def stack_from_config(config: Mapping[str, Any], *, loops: int = 4, boundary: Bo
     Under `torch.device("meta")` the weights take no memory: names and shapes only, until
     `load_state_dict(tensors, assign=True)` puts weights in their place.
     """
-    _check_config(config)
+    settings = stack_settings(config)
     transformers = extra("transformers", "a looped Qwen3 or Llama")
     kind = getattr(transformers, CLASSES[config["model_type"]])
     try:
-        backbone = kind(kind.config_class.from_dict(copy.deepcopy(dict(config))))  # which writes into groups of it
+        described = kind.config_class(**settings)
+        described._attn_implementation = "sdpa"  # never used, and named here so that no kernel is looked for
+        backbone = kind(described)
     except Exception as error:  # transformers checks settings in many places and ways
         said = " ".join(str(error).split())
         raise InputError(f"transformers cannot build {CLASSES[config['model_type']]}: {said[:200]}") from error
@@ -202,27 +193,12 @@ def stack_from_config(config: Mapping[str, Any], *, loops: int = 4, boundary: Bo
     return LoopedStack(backbone, loops=loops, boundary=boundary)
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    """InputError unless this is an architecture whose every part is mapped."""
-    kind = config.get("model_type")
-    if kind not in CLASSES:
-        raise InputError(
-            f"model type {kind!r} cannot be looped; there are {', '.join(CLASSES)}{nearest(str(kind), CLASSES)}"
-        )
-    values = dict(config)
-    if values.get("num_key_value_heads") is None:
-        values["num_key_value_heads"] = values.get("num_attention_heads")
-    for key in SIZES:
-        if type(values.get(key)) is not int or values[key] < 1:  # not isinstance: JSON's true is no number
-            raise InputError(f"{key} must be a whole number of at least 1, not {values.get(key)!r}")
-    if values["num_attention_heads"] % values["num_key_value_heads"]:
-        heads = f"num_attention_heads {values['num_attention_heads']}"
-        raise InputError(f"{heads} is no multiple of num_key_value_heads {values['num_key_value_heads']}")
-    rope, kinds = config.get("rope_parameters") or config.get("rope_scaling") or {}, config.get("layer_types") or []
-    if not isinstance(rope, Mapping) or not isinstance(kinds, list):
-        raise InputError(f"rope_parameters must be a group of settings and layer_types a list, not {rope!r}, {kinds!r}")
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling in CHANGING:
-        raise InputError(f"rotary scaling {scaling!r} changes with the input's length, so rows cannot be run alone")
-    if "sliding_attention" in kinds:
-        raise InputError("layers with a sliding window cannot be looped; every layer must have full attention")
+def _check_rotary(rotary: Any) -> None:
+    """InputError unless the frequencies are positive and finite: fused attention hides that they are not."""
+    if rotary.inv_freq.is_meta:
+        return
+    low, high = (float(each) for each in torch.aminmax(rotary.inv_freq))  # both NaN if one is
+    if not 0 < low <= high < math.inf:
+        raise InputError(f"the rotary frequencies are {low:g} to {high:g}, which are no rotations")
+    if not 0 < float(rotary.attention_scaling) < math.inf:
+        raise InputError(f"the rotary positions scale attention by {rotary.attention_scaling}")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from loopscope.experiments.claims import Verdict
 from loopscope.experiments.evidence import Evidence, in_short
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE, LETTERS
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language_layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.experiments.records import Record
 from loopscope.experiments.suite import (
     CHAINS,

@@ -10,7 +10,8 @@ from jaxtyping import Float
 
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import ANTONYMS, ITERATIONS, LANGUAGE
+from loopscope.experiments.language import LANGUAGE
+from loopscope.experiments.language_layouts import ANTONYMS, ITERATIONS
 from loopscope.experiments.language_names import identity
 from loopscope.experiments.language_shares import share
 from loopscope.experiments.language_tables import (

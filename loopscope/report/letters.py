@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from loopscope.experiments.claims import decided_by
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import HEADS, LANGUAGE, LETTERS, selection_of
+from loopscope.experiments.language import LANGUAGE, selection_of
+from loopscope.experiments.language_layouts import HEADS, LETTERS
 from loopscope.experiments.language_names import identity, loops_in_words, of_search, patched
 from loopscope.experiments.letter_tables import PAPER_CONTENT, PAPER_PAIRS
 from loopscope.experiments.records import Record, Row

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from loopscope.experiments.evidence import Evidence
 from loopscope.experiments.language import LANGUAGE
-from loopscope.experiments.language_names import how_much, identity, in_millions, parameters_of
+from loopscope.experiments.language_names import how_much, identity, identity_of, in_millions, parameters_of
 from loopscope.experiments.records import Record, Row
 from loopscope.lm.asking import answers_name
 from loopscope.report.contents import Grid, Listing
@@ -43,8 +43,11 @@ def labels(records: Iterable[Record]) -> dict[tuple[str, ...], str]:
 def _apart(mine: tuple[str, ...], alike: Sequence[tuple[str, ...]]) -> str:
     """What tells one from others of its name, as little as is enough."""
     said = ""
-    _, weights, step, loops, boundary = mine
-    parts = ((4, f"boundary {boundary}"), (3, f"{loops} loops"), (2, f"map {step[:6]}"), (1, f"weights {weights[:6]}"))
+    _, weights, step, loops, boundary, rest = mine
+    parts = (
+        (4, f"boundary {boundary}"), (3, f"{loops} loops"), (2, f"map {step[:6]}"), (1, f"weights {weights[:6]}"),
+        (5, f"config {rest[:6]}" if rest else "identity version 1"),
+    )  # fmt: skip
     for place, part in parts:
         if len({each[place] for each in alike}) > 1:
             said += f", {part}"
@@ -83,6 +86,8 @@ def models(experiment: str, records: Mapping[str, Sequence[Record]]) -> Listing:
     lines[published(experiment)] = {"parameters": f"{known.parameters:,}", **PUBLISHED[experiment]}
     columns = list(dict.fromkeys(column for told in lines.values() for column in told))
     note = "Boundary: what ends a loop, the model's final norm or nothing."
+    if old := [label for label, found in records.items() if any(identity_of(each)["version"] == 1 for each in found)]:
+        note += f" Identity version 1, known by the SHA-256 of the weights alone: {', '.join(old)}."
     return Listing("Models", columns, lines, note, "model")
 
 

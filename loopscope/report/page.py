@@ -6,7 +6,6 @@ phone, laptop and printer, and to the reader's light or dark theme, by CSS alone
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,8 +15,10 @@ from importlib import resources
 from itertools import count
 from pathlib import Path
 
+from loopscope.errors import InputError
 from loopscope.experiments.closeness import CHANGED
-from loopscope.files import make_folder, reporting, sync_folder, write_synced
+from loopscope.files import draft_beside, make_folder, names_in, read, reporting, sync_folder, write_synced
+from loopscope.outputs import found_at, only_writer
 from loopscope.report.contents import (
     COST,
     FAILS,
@@ -32,6 +33,10 @@ from loopscope.report.contents import (
 )
 from loopscope.report.tables import costs, ledger, numbers, sentence, verdict, words
 
+PAGE, FIGURES = "index.html", "figures"
+KICKER = '<p class="kicker">Loopscope report</p>'
+"""The line by which a page of ours is known."""
+
 PLURAL = {HOLDS: "claims hold", FAILS: "claims do not hold", NOT_RUN: "claims not run"}
 
 
@@ -39,19 +44,38 @@ def write_page(report: Report, folder: Path, tell: Callable[[str], None] = lambd
     """Write `folder`/index.html, and each figure as `folder`/figures/NAME.svg and NAME.pdf; returns the page's path.
 
     All files are written beside their places first and then renamed, the page last, so what was there before stays
-    until everything is ready.  `tell` gets a line before every figure is drawn.  StoreError, with nothing new left
-    behind, when the file system refuses.
+    until everything is ready.  `tell` gets a line before every figure is drawn.  InputError as `check_page`;
+    StoreError, with nothing new left behind, when the file system refuses.
     """
+    check_page(folder)
     files: dict[Path, bytes] = {}
     for figure in (figure for section in report.sections for figure in section.figures):
         tell(f"drawing {figure.name}")
-        files[folder / "figures" / f"{figure.name}.svg"] = alone(figure.drawings.svg).encode()
-        files[folder / "figures" / f"{figure.name}.pdf"] = figure.drawings.pdf
+        files[folder / FIGURES / f"{figure.name}.svg"] = alone(figure.drawings.svg).encode()
+        files[folder / FIGURES / f"{figure.name}.pdf"] = figure.drawings.pdf
     tell("writing")
-    page = folder / "index.html"
+    page = folder / PAGE
     files[page] = html(report).encode()
-    _publish(files)
+    _publish(page, files)
     return page
+
+
+def check_page(folder: Path) -> None:
+    """InputError unless a page can be written into a folder: one that we wrote is replaced, and nothing else is.
+
+    Other files in the folder stay.  Figures are ours where the page beside them is.
+    """
+    page, figures = folder / PAGE, folder / FIGURES
+    for path, kinds in ((folder, "a folder"), (page, "a file"), (figures, "a folder")):
+        if (found := found_at(path)) not in (None, kinds):
+            raise InputError(
+                f"{path} exists already, as {found}, so no report is written to {folder}; give another folder"
+            )
+    if found_at(page) is None:
+        if found_at(figures) and names_in(figures):
+            raise InputError(f"{figures} holds files, but no report is beside it; give another folder for the report")
+    elif KICKER.encode() not in read(page):
+        raise InputError(f"{page} exists already and is no report of ours; give another folder for the report")
 
 
 def html(report: Report) -> str:
@@ -77,7 +101,7 @@ def html(report: Report) -> str:
 <nav class="contents" aria-label="Contents"><p>Contents</p>{contents}</nav>
 <main id="{MAIN}" tabindex="-1">
 <header>
-<p class="kicker">Loopscope report</p>
+{KICKER}
 <h1>{words(report.title)}</h1>
 </header>
 <details class="contents"><summary>Contents</summary>{contents}</details>
@@ -179,24 +203,22 @@ def _claims(rows: Sequence[LedgerRow], tables: Iterator[int]) -> str:
     return _section_of(LEDGER, "Claims", f"<p>{said}</p>", ledger(rows, next(tables)))
 
 
-def _publish(files: Mapping[Path, bytes]) -> None:
-    """Write all files under hidden names, then rename them one by one, in order."""
-    drafts = {path: path.with_name(f".{path.name}.{os.getpid()}.draft") for path in files}
+def _publish(page: Path, files: Mapping[Path, bytes]) -> None:
+    """Write all files into a hidden folder beside the page, then rename them one by one, in order."""
     made = [each for path in files for each in (*reversed(path.parent.parents), path.parent) if not each.exists()]
     try:
-        for path, data in files.items():
+        for path in files:
             with reporting("write", path):
                 make_folder(path.parent)
-            write_synced(drafts[path], data)
-        for path, draft in drafts.items():
-            with reporting("write", path):
-                draft.replace(path)
+        with only_writer(page.parent), draft_beside(page) as drafts:
+            for path, data in files.items():
+                write_synced(drafts / path.name, data)
+            for path in files:
+                with reporting("write", path):
+                    (drafts / path.name).replace(path)
         for folder in {path.parent for path in files}:
             sync_folder(folder)
     except BaseException:
-        for draft in drafts.values():
-            with suppress(OSError):
-                draft.unlink()
         for folder in reversed(list(dict.fromkeys(made))):
             with suppress(OSError):
                 folder.rmdir()

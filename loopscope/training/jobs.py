@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, RESULT, TRAIL, WEIGHTS, load_backbone, name_of
-from loopscope.errors import InputError, LoopscopeError
-from loopscope.files import make_folder, reporting
+from loopscope.artefacts import BACKBONE, MAP, RESULT, TRAIL, WEIGHTS, load_backbone, name_of, recipe_of
+from loopscope.errors import DamagedError, InputError, LoopscopeError
+from loopscope.files import StoreError, append, make_folder, new_file, refuse_link, reporting
+from loopscope.manifest import check_file_name
 from loopscope.maps import map_files
 from loopscope.model import LoopedTransformer
 from loopscope.store import Artefact, Draft, Store
 from loopscope.tasks.populations import population
-from loopscope.training.checkpoints import Checkpoints, alone, jobs
+from loopscope.training.checkpoints import Checkpoints, alone, jobs, warn
 from loopscope.training.controls import ControlFits, other_task
 from loopscope.training.lasting import LastingFits
 from loopscope.training.objective import Objective, new_map
@@ -75,13 +77,16 @@ class Settings:
     """How a job is run; none of it changes what comes out, but for the device.
 
     `metrics`: a folder for files of JSON lines, one line per member and window.  `save_every`: seconds between
-    checkpoints.  `watch` is called after every window.
+    checkpoints.  `watch` is called after every window, `tell` with a line for every checkpoint that cannot be used.
+    `stop` is asked after every window, too: when it says so, there is a checkpoint and then a KeyboardInterrupt.
     """
 
     device: torch.device
     metrics: Path | None = None
     save_every: float = 30.0
     watch: Callable[[Progress], None] = lambda _: None
+    tell: Callable[[str], None] = warn
+    stop: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def refuse_unreadable(store: Store) -> None:
-    """InputError when the store holds what this version cannot read: a newer schema, or no permission."""
-    for status in store.list():
-        if status.state == "unreadable":
-            raise InputError(status.reason)
+    """The error of the first artefact that is not damaged, and yet cannot be read: a newer schema, or no permission."""
+    for error in (error for kind in store.kinds() for error in store.readable(kind)[1]):
+        if not isinstance(error, DamagedError):
+            raise error
 
 
 def initial_model(recipe: BackboneRecipe, seed: int) -> LoopedTransformer:
@@ -219,7 +224,7 @@ def _target_aside(recipe: MapRecipe) -> MapRecipe:
 
 
 def _check_suits(recipe: MapRecipe, backbone: Artefact, model: LoopedTransformer) -> None:
-    task = backbone.manifest.config["recipe"]["data"]["task"]
+    task = recipe_of(backbone)["data"]["task"]
     if task != recipe.data.task:
         raise InputError(f"map {recipe.name!r} is for {recipe.data.task} backbones; {name_of(backbone)} is for {task}")
     if isinstance(recipe.data, WalkFit):
@@ -243,12 +248,24 @@ def _cohort(
     for begun in jobs(store):
         if {key: value for key, value in begun.items() if key != "members"} != _stored(identity):
             continue
-        members = [member(ident) for ident in begun["members"]]
+        members = _members(begun, member)
+        if not members:  # no job of ours
+            continue
         if all(store.find(kind, each.config, inputs) for each in members):  # killed before it could tidy up
             Checkpoints(store, begun).clear()
         elif missing and all(ident in begun["members"] for ident in idents):
             return members
     return missing
+
+
+def _members(begun: Mapping[str, Any], member: Callable[[Any], _Member]) -> list[_Member]:
+    """The members of a begun job; none where it names what cannot be one."""
+    try:
+        found = [member(ident) for ident in begun["members"]]
+    except (LookupError, TypeError):
+        return []
+    whole = all(type(each.seed) is int for each in found)
+    return found if whole and [_stored(each.ident) for each in found] == begun["members"] else []
 
 
 def _stored(value: Any) -> Any:
@@ -257,18 +274,20 @@ def _stored(value: Any) -> Any:
 
 
 def _run(job: _Job, wanted: Sequence[_Member], store: Store, settings: Settings) -> list[Finished]:
+    _metrics_name(job)  # before anything is written
     if job.members:
         identity = _stored({**job.identity, "members": [member.ident for member in job.members]})
         with alone(store, identity):
             # Looked up again: another process may have finished the job while this one waited for its turn to look.
             if any(store.find(job.kind, member.config, job.inputs) is None for member in job.members):
-                _train_members(job, Checkpoints(store, identity), settings)
+                _train_members(job, Checkpoints(store, identity, settings.tell), settings)
     return [_finished(member, store, job) for member in wanted]
 
 
 def _train_members(job: _Job, checkpoints: Checkpoints, settings: Settings) -> None:
     store = checkpoints.store
-    store.gc()  # what a killed run left half-written
+    with suppress(StoreError):  # what a killed run left half-written; that of another user is not ours to remove
+        store.gc()
     try:
         objective = job.objective(job.members)
         trainer = Trainer(objective, job.recipe.keep)
@@ -320,18 +339,22 @@ class _Reporter:
         self.scores: dict[int, float] = {}
         self.file: Path | None = None
         if settings.metrics is not None:
+            refuse_link(settings.metrics, "a folder")
             with reporting("write to", settings.metrics):
                 make_folder(settings.metrics)
-            told = "-".join(dict.fromkeys(str(job.members[i].seed) for i in (0, -1)))
-            self.file = settings.metrics / f"{job.name}-{told}.jsonl"
-            self._lines(trainer.history, "w")
+            self.file = settings.metrics / _metrics_name(job)
+            new_file(self.file)
+            self._lines(trainer.history)
 
     def __call__(self, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
-        self._lines(rows, "a")
+        self._lines(rows)
         now, done = time.perf_counter(), self._done(trainer)
-        if now - self.saved >= self.settings.save_every and not trainer.done:
+        stop = self.settings.stop() and not trainer.done
+        if stop or (now - self.saved >= self.settings.save_every and not trainer.done):
             self.checkpoints.save(trainer)
             self.saved = now
+        if stop:
+            raise KeyboardInterrupt
         self.scores |= {row["member"]: row["score"][0] for row in rows if "score" in row}
         stages = trainer.objective.stages
         self.settings.watch(Progress(
@@ -343,14 +366,21 @@ class _Reporter:
     def _done(self, trainer: Trainer) -> int:
         return sum(stage.updates for stage in trainer.objective.stages[: trainer.stage]) + trainer.update
 
-    def _lines(self, rows: Sequence[dict[str, Any]], mode: str) -> None:
+    def _lines(self, rows: Sequence[dict[str, Any]]) -> None:
         if self.file is None:
             return
-        with reporting("write", self.file), self.file.open(mode, encoding="utf-8") as file:
-            for row in rows:
-                member = self.job.members[row["member"]]
-                told = {key: value for key, value in row.items() if key != "member"}
-                file.write(json.dumps({"name": member.name, "seed": member.seed, **told}) + "\n")
+        lines = []
+        for row in rows:
+            member = self.job.members[row["member"]]
+            told = {key: value for key, value in row.items() if key != "member"}
+            lines.append(json.dumps({"name": member.name, "seed": member.seed, **told}) + "\n")
+        append(self.file, "".join(lines).encode())
+
+
+def _metrics_name(job: _Job) -> str:
+    """What the file of a job's metrics is called; InputError where a recipe's name is no part of a file's."""
+    told = "-".join(dict.fromkeys(str(job.members[i].seed) for i in (0, -1))) if job.members else ""
+    return check_file_name(f"{job.name}-{told}.jsonl")
 
 
 def _finished(member: _Member, store: Store, job: _Job) -> Finished:

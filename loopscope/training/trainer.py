@@ -134,10 +134,18 @@ class Trainer:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
-        """Go on from what `state` and `progress` were when they were saved."""
+        """Go on from what `state` and `progress` were when they were saved; ValueError for what no trainer saved."""
+        stages, members = [*(stage.updates for stage in self.objective.stages), 0], range(len(self.stack))
+        stage, update = progress["stage"], progress["update"]
+        if not (0 <= stage < len(stages) and 0 <= update <= stages[stage]):
+            raise ValueError(f"update {update} of stage {stage}")
+        if any(row["member"] not in members for row in progress["history"]):
+            raise ValueError("history of more members than there are")
+        if not len(members) == len(progress["selected"]) == len(progress["failures"]):
+            raise ValueError("other numbers of members")
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
-        self.stage, self.update = progress["stage"], progress["update"]
+        self.stage, self.update = stage, update
         self.seconds, self.history = progress["seconds"], list(progress["history"])
         self.selected = [each and Selected(each["stage"], each["update"], tuple(each["score"]))
                          for each in progress["selected"]]  # fmt: skip

@@ -45,5 +45,5 @@ def test_adopting_keeps_key_manifest_and_bytes(
         assert content(original) == before
         # What is removed here stays there.
         assert second.remove("map", original.key)
-        assert second.all("map") == ()
-        assert third.all("map") == (third.open("map", original.key),)
+        assert second.every("map") == ()
+        assert third.every("map") == (third.open("map", original.key),)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from loopscope.experiments import language_judges
 from loopscope.experiments.evidence import Evidence, Finding
-from loopscope.experiments.language import HEADS, LETTERS, selection_of
+from loopscope.experiments.language import selection_of
+from loopscope.experiments.language_layouts import HEADS, LETTERS
 from loopscope.experiments.records import Record, percent
 from loopscope.lm.heads import Heads
 from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING

@@ -9,7 +9,8 @@ from typing import Any
 from loopscope.experiments import parity_timing
 from loopscope.experiments.claims import CLAIMS
 from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import HEADS, selection_of
+from loopscope.experiments.language import selection_of
+from loopscope.experiments.language_layouts import HEADS
 from loopscope.lm.letter_tests import CONTENT
 from loopscope.lm.letter_walks import WALKS
 from tests.told import depths, letters, replies, walks

@@ -8,7 +8,7 @@ import numpy as np
 
 from loopscope.experiments import language_judges
 from loopscope.experiments.evidence import Evidence, Finding
-from loopscope.experiments.language import ANTONYMS, ITERATIONS
+from loopscope.experiments.language_layouts import ANTONYMS, ITERATIONS
 from loopscope.experiments.language_shares import difference, share
 from loopscope.experiments.language_tables import (
     PAPER_DEPTHS,

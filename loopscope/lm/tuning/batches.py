@@ -153,12 +153,14 @@ class Unit:
 def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = True) -> list[Row]:
     """Rows of questions: the answer is learned, and what ends the assistant's turn.
 
-    InputError where the chat template does not put an answer right behind the prompt it gives for generation.
+    InputError where the chat template leaves a question out, or does not put an answer right behind the prompt it
+    gives for generation.
     """
     texts: list[str] = []
     for each in asked:
         question = {"role": "user", "content": each.prompt}
         start = tokenizer.render([question], enable_thinking=False)
+        tokenizer.check_asked([question], start)
         texts.append(start)
         for answer in each.answers:
             said = {"role": "assistant", "content": answer}
@@ -229,6 +231,8 @@ def units(
     found = []
     for some in passes:
         counts = [count for line in some for row in line.rows for count in row.learned]
+        if not all(counts):
+            raise InputError("an answer has no tokens that could be learned: does the chat template leave it out?")
         weights = {
             "micro-batch": [share / (len(passes) * sum(counts))] * len(counts),
             "sequence": [share / (readings * count) for count in counts],

@@ -14,6 +14,7 @@ attention all but uniform by it, and of two that were tried at width 128 it was 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,13 +23,29 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from loopscope.bounds import WIDTH, whole
 from loopscope.errors import InputError, nearest
-from loopscope.lm.folders import ARCHITECTURES, CONFIG, LOOPED, LOOPS, Adapter, build, read_config, write_folder
+from loopscope.files import new_folder
+from loopscope.lm.folders import (
+    ARCHITECTURES,
+    CONFIG,
+    LOOPED,
+    LOOPS,
+    Adapter,
+    build,
+    fill_folder,
+    read_config,
+)
 from loopscope.lm.passes import Boundary
-from loopscope.lm.text import OLD_SETTINGS, SETTINGS, TEMPLATE, TOKENIZER, Tokenizer, load_tokenizer
+from loopscope.lm.text import FILES, Tokenizer, load_tokenizer
 from loopscope.lm.tuning.memory import SPARE, free_memory
+from loopscope.lm.tuning.words import write_words
+from loopscope.outputs import check_folder, parent_of
 
 Like = Literal["llama", "ouro"]
+
+MOST = {"layers": 1000, "loops": 1000}
+"""Bounds of what can be made; each layer is an object, though it has no weights yet, and each loop takes its time."""
 
 POSITIONS = 8192
 """Rotary positions take no weights, so there are more than any text here needs."""
@@ -66,8 +83,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "loops"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)} (nearest: 1)")
+            whole(name, getattr(self, name), 1, MOST.get(name, WIDTH))
         if self.width % (2 * self.heads):
             near = 2 * self.heads * max(1, round(self.width / (2 * self.heads)))
             raise InputError(f"width {self.width} does not give {self.heads} heads of an even size (nearest: {near})")
@@ -89,16 +105,31 @@ class Shape:
         return float(self.width**-0.5)
 
 
-def write_fresh(out: Path, shape: Shape, tokenizer: Path, seed: int = 0) -> int:
+def write_fresh(out: Path, shape: Shape, tokenizer: Path | None, seed: int = 0, *, words: str | None = None) -> int:
     """Write a model folder with random weights, drawn from `seed`, and the tokenizer of another folder.
 
-    Gives the number of weights.  Raises InputError for an `out` that exists, a folder without a tokenizer, an Ouro
-    without its norm and a model that the memory does not hold; nothing is left behind.
+    `words`: instead, one of a task's words alone (`words`).  Gives the number of weights.  Raises InputError for an
+    `out` that exists or has no folder to lie in, a folder without a tokenizer, an Ouro without its norm and a model
+    that the memory does not hold; nothing is left behind.
     """
-    if out.exists() or out.is_symlink():
-        raise InputError(f"{out} exists already; give a folder that does not")
+    if (tokenizer is None) == (words is None):
+        raise InputError("a new model has a tokenizer: that of a folder, or one of a task's words")
+    check_folder(out)
+    parent_of(out)
     if not 0 <= seed < 2**63:
         raise InputError(f"a seed is from 0 to 2^63 - 1, not {seed}")
+    # A tokenizer that is made for this lies in the draft, so that a run that was killed leaves nothing else.
+    with new_folder(out) as draft, tempfile.TemporaryDirectory(dir=draft) as place:
+        source = tokenizer or Path(place) / "words"
+        if words is not None:
+            write_words(source, words)
+        model, texts, files = _fresh(shape, source, seed)
+        fill_folder(draft, model.state_dict(), texts, files)
+    return sum(each.numel() for each in model.parameters())
+
+
+def _fresh(shape: Shape, tokenizer: Path, seed: int) -> tuple[Adapter, dict[str, Any], list[Path]]:
+    """The model, the JSON files of its folder by name, and the files of its tokenizer."""
     text = load_tokenizer(tokenizer)
     config = shape.config(1 + max(text.parts.get_vocab(with_added_tokens=True).values()), _special(text))
     outline = build(config, loops=shape.loops, boundary=shape.boundary)
@@ -106,12 +137,9 @@ def write_fresh(out: Path, shape: Shape, tokenizer: Path, seed: int = 0) -> int:
     there = free_memory(torch.device("cpu"))
     if 2 * 4 * count > SPARE * there:  # once more while it is written
         raise InputError(f"{count:,} weights take {4 * count / 2**30:.1f} GiB; {there / 2**30:.1f} GiB are free")
-    model = _drawn(config, shape, seed)
     about = {"loops": shape.loops, "boundary": shape.boundary, "new": {**asdict(shape), "seed": seed}}
-    files = [tokenizer / name for name in (TOKENIZER, SETTINGS, OLD_SETTINGS, TEMPLATE)]
-    texts = {CONFIG: config, LOOPED: about}
-    write_folder(out, model.state_dict(), texts, [file for file in files if file.is_file()])
-    return count
+    files = [tokenizer / name for name in FILES if (tokenizer / name).is_file()]
+    return _drawn(config, shape, seed), {CONFIG: config, LOOPED: about}, files
 
 
 def _special(tokenizer: Tokenizer) -> dict[str, Any]:

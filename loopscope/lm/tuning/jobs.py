@@ -3,8 +3,8 @@
 A fine-tuned model is an ordinary model folder with its tokenizer; `loopscope.json` in it says how it is looped and
 where it comes from, `history.json` how training went.  The same goes into the store, as an artefact that can be kept
 where the weights are too large to be.  A fitted map is an artefact of the store, in the form of every saved map, which
-names the SHA-256 of the weights it was fitted to.  Each appears whole or not at all.  Checkpoints are artefacts of the
-store too; the same call goes on from the last one.
+names the model it was fitted to: its weights and its identity.  Each appears whole or not at all.  Checkpoints are
+artefacts of the store too; the same call goes on from the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import LM_MAP
+from loopscope.artefacts import IDENTITY, LM_MAP, WEIGHTS_SHA
 from loopscope.errors import InputError
 from loopscope.files import read
 from loopscope.lm.folders import (
@@ -29,19 +29,21 @@ from loopscope.lm.folders import (
     LOOPED,
     PICKLES,
     Adapter,
+    check_unchanged,
     load,
     outline,
     read_config,
-    read_json,
     read_looped,
     tensors_of,
     weights_sha256,
     write_folder,
 )
 from loopscope.lm.general_text import Pool, Source, built_in, pool
+from loopscope.lm.identity import Identity, identify
 from loopscope.lm.ouro import Ouro
 from loopscope.lm.passes import PRECISIONS, Boundary
 from loopscope.lm.steering import FITTED
+from loopscope.lm.sums import SUMS
 from loopscope.lm.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.checks import Checks
@@ -50,7 +52,7 @@ from loopscope.lm.tuning.objective import Objective, narrow_products
 from loopscope.lm.tuning.processes import Processes, join
 from loopscope.lm.tuning.recipe import Recipe
 from loopscope.lm.tuning.trainer import Tuner, answers_since
-from loopscope.manifest import digest
+from loopscope.manifest import MANIFEST, canonical, digest, read_json
 from loopscope.maps import AffineMap, load_map, make_map, map_files, save_map
 from loopscope.store import Artefact, Store
 from loopscope.training.checkpoints import Checkpoints, alone
@@ -59,7 +61,8 @@ KIND = LM_MAP
 """What fitted maps of language models are called in a store."""
 
 TRAINING = "lm-training"
-"""How a model was trained, by a recipe, from weights ("weights") to weights ("made"), both named by their SHA-256."""
+"""How a model was trained, by a recipe, from weights ("weights") to weights ("made"), both named by their SHA-256.
+The identity of the model that it began with is beside them."""
 
 HISTORY, TRAINED = "history.json", "history.json.xz"
 """How training went: in the folder of a model, and in a store."""
@@ -120,7 +123,7 @@ class Job:
     folder: Path
     recipe: Recipe
     model: Adapter  # names and shapes alone
-    weights: str
+    source: Identity  # of the folder's model
     text: str
     tokenizer: Tokenizer
     pools: Sequence[Pool]
@@ -137,7 +140,7 @@ class Job:
     @property
     def inputs(self) -> dict[str, str]:
         """What it is made from."""
-        return {"weights": self.weights}
+        return {WEIGHTS_SHA: self.source.weights, IDENTITY: self.source.key}
 
     @property
     def memory(self) -> Memory:
@@ -171,19 +174,20 @@ def finetune(
     job = prepared(folder, recipe, settings, sources, boundary)
     if out.exists() or out.is_symlink():
         if out.is_dir() and read_looped(out).get("job") == digest(job.identity):
+            check_unchanged(out)
             result = read_json(out / HISTORY)
             if job.processes.first:
-                _note(job, store, out, result)
+                _note(job, store, weights_sha256(out), result)
             return Finished(out, None, result["updates"], result["history"], result["tokens"], result["seconds"])
         raise InputError(f"{out} exists already; give a folder that does not")
 
     def write(tuner: Tuner, weights: Mapping[str, Tensor]) -> Finished:
         whole = {name.removeprefix("model."): each for name, each in weights.items()}
         about = {"loops": job.model.loops, "boundary": job.model.boundary, "job": digest(job.identity),
-                 "from": job.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
+                 "from": job.source.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
         result = _result(tuner)
-        _write_folder(out, folder, whole, recipe.saved, about, result)
-        _note(job, store, out, result)
+        made = _write_folder(out, folder, whole, recipe.saved, about, result)
+        _note(job, store, made, result)
         return Finished(out, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
 
     return _run(job, store, settings, write)
@@ -206,10 +210,11 @@ def fit(
     def write(tuner: Tuner, weights: Mapping[str, Tensor]) -> Finished:
         step = tuner.objective.step
         assert step is not None
+        told = {**job.config, WEIGHTS_SHA: job.source.weights, IDENTITY: job.source.to_dict()}
+        beside = {FITTED: canonical(told, FITTED) + b"\n"}
         with store.write(KIND, job.config, job.inputs, device=job.processes.device) as draft:
-            for name, data in map_files(step.half() if recipe.saved == "fp16" else step).items():
+            for name, data in map_files(step.half() if recipe.saved == "fp16" else step, beside).items():
                 draft.bytes(name, data)
-            draft.json(FITTED, {**job.config, **job.inputs})
             draft.json(TRAINED, _result(tuner))
         return _fitted(draft.artefact)
 
@@ -243,7 +248,7 @@ def prepared(
     ends = ((0, recipe.level_at(0)), (recipe.updates - 1, recipe.levels))
     passes = [unit for update, level in ends for unit in data(update, level)]
     return Job(
-        folder, recipe, model, weights_sha256(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
+        folder, recipe, model, identify(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
         step, join(settings.device),
     )  # fmt: skip
 
@@ -255,7 +260,7 @@ def _run(
     first, memory = job.processes.first, job.memory
     if first:
         settings.tell(f"{job.recipe.name} takes about {memory}")
-    checkpoints = Checkpoints(store, job.identity)
+    checkpoints = Checkpoints(store, job.identity, settings.tell)
     with ExitStack() as stack:
         if first:
             stack.enter_context(alone(store, job.identity))
@@ -345,9 +350,9 @@ def _result(tuner: Tuner) -> dict[str, Any]:
     return {"updates": tuner.update, "history": tuner.history, "tokens": tuner.tokens, "seconds": tuner.seconds}
 
 
-def _note(job: Job, store: Store, out: Path, result: Mapping[str, Any]) -> None:
-    """How the model in `out` was trained, into the store; what is there stays."""
-    inputs = {**job.inputs, "made": weights_sha256(out)}
+def _note(job: Job, store: Store, made: str, result: Mapping[str, Any]) -> None:
+    """How a model was trained to weights of the SHA-256 `made`, into the store; what is there stays."""
+    inputs = {**job.inputs, "made": made}
     if store.find(TRAINING, job.config, inputs) is None:
         with store.write(TRAINING, job.config, inputs, device=job.processes.device) as draft:
             draft.json(TRAINED, result)
@@ -363,8 +368,11 @@ def _fitted(artefact: Artefact) -> Finished:
 def _write_folder(
     out: Path, source: Path, weights: Mapping[str, Tensor], saved: str, about: Mapping[str, Any],
     result: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """The folder of a trained model: what is in `source` beside weights, and new weights in the precision named."""
+) -> str:  # fmt: skip
+    """The folder of a trained model: what is in `source` beside weights, and new weights in the precision named.
+
+    Gives the SHA-256 of the weights.
+    """
     left = (".safetensors", ".safetensors.index.json", *PICKLES)
     dtype = PRECISIONS[saved]
     config = {
@@ -372,9 +380,10 @@ def _write_folder(
         for key, value in read_config(source).items()
     }
     texts = {CONFIG: config, LOOPED: about, HISTORY: result}
+    stays = (*texts, SUMS, MANIFEST)  # what lists files lists those of `source`
     others = [file for file in sorted(source.iterdir()) if file.is_file() and not file.name.endswith(left)]
     rounded = {name: each.to(dtype) for name, each in weights.items()}
-    write_folder(out, rounded, texts, [file for file in others if file.name not in texts])
+    return write_folder(out, rounded, texts, [file for file in others if file.name not in stays])
 
 
 def _text_digest(tokenizer: Tokenizer, pools: Sequence[Pool]) -> str:

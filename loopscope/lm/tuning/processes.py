@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,9 +24,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from loopscope.errors import InputError
 from loopscope.lm.extras import extra
 
 Item = TypeVar("Item")
+
+LAUNCHED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher tells each process, beside how many there are."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +101,45 @@ class Processes:
 
 
 def several() -> bool:
-    """Whether `accelerate launch` or `torchrun` started more processes than this one."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether `accelerate launch` or `torchrun` started more processes than this one; InputError as `_told`."""
+    return _told("WORLD_SIZE", 1, 2**16, 1) > 1
+
+
+def speaks() -> bool:
+    """Whether this process is the only one or, of several, the first, which prints what comes out."""
+    return not several() or _told("RANK", 0, 2**16, 0) == 0
+
+
+def _told(name: str, low: int, high: int, default: int | None = None) -> int:
+    """A whole number of the environment; InputError where it is none, or not from `low` to `high`."""
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise InputError(f"the environment variable {name} must be a number from {low} to {high}, not {text[:40]!r}")
+    return int(text)
+
+
+def _check_launched() -> None:
+    """InputError unless the environment is whole: a process that waits for others that never come would hang."""
+    count = _told("WORLD_SIZE", 1, 2**16)
+    missing = [name for name in LAUNCHED if not os.environ.get(name)]
+    if missing:
+        raise InputError(
+            f"WORLD_SIZE is {count}, but {', '.join(missing)} is not set; start several processes by `accelerate "
+            "launch` or `torchrun`, or one without WORLD_SIZE"
+        )
+    _told("RANK", 0, count - 1)
+    _told("LOCAL_RANK", 0, count - 1)
+    _told("MASTER_PORT", 1, 2**16 - 1)
 
 
 def join(device: torch.device) -> Processes:
-    """Alone, or one of those that `accelerate launch` or `torchrun` started; then each has a GPU of its own."""
+    """Alone, or one of those that `accelerate launch` or `torchrun` started; then each has a GPU of its own.
+
+    InputError where the environment that they left is not whole.
+    """
     if not several():
         return Processes(0, 1, device)
+    _check_launched()
     state = extra("accelerate", "training in several processes").PartialState(cpu=device.type == "cpu")
     atexit.register(_leave)
     return Processes(state.process_index, state.num_processes, state.device)

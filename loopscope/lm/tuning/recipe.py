@@ -16,6 +16,13 @@ from loopscope.lm import iteration_tasks
 from loopscope.lm.passes import Boundary
 from loopscope.training.recipe import FOR_READERS, Schedule
 
+MOST = {
+    "loops": 1000, "updates": 10**9, "examples": 10**5, "micro": 10**5, "deepest": 1000, "per_text": 1000,
+    "check_every": 10**9, "checked": 10**5, "warmup": 10**9, "horizon": 10**9, "grow_every": 10**9, "seed": 2**62,
+    "general_seed": 2**62,
+}  # fmt: skip
+"""Far beyond what anybody trains: a number with too many digits is refused before anything is made of it."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -108,6 +115,9 @@ class Recipe:
         for name in ("loops", "updates", "examples", "micro", "deepest", "per_text", "check_every", "checked"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise InputError(f"{name} must be at most {most:,}, not {getattr(self, name)} (nearest: {most})")
         for name in ("warmup", "horizon", "grow_every", "seed", "general_seed", "decay"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} cannot be negative: {getattr(self, name)}")

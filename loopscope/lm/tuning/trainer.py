@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopscope.errors import LoopscopeError
+from loopscope.errors import NotFiniteError
 from loopscope.lm.passes import known_tokens
 from loopscope.lm.tuning.batches import Data, Unit
 from loopscope.lm.tuning.objective import Objective
@@ -30,10 +30,6 @@ WINDOW = {"cuda": 10, "cpu": 1}
 """Updates between two looks at the device."""
 
 KINDS = ("task", "general")
-
-
-class NotFiniteError(LoopscopeError):
-    """Training met a loss or gradient that is not finite; the last checkpoint is from before."""
 
 
 class Tuner:

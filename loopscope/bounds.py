@@ -1,0 +1,71 @@
+"""How large anything may be that is told as a number: bounds that no real use meets.
+
+A slip of the finger, or a file that lies, is refused in one line before it takes memory or time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+from loopscope.errors import InputError
+
+LOOPS = 10_000
+"""Calls of F in one run."""
+
+LAYERS = 4096
+"""Layers of F; heads of a layer."""
+
+WIDTH = 2**20
+"""Width of a state, of an MLP or of a head."""
+
+VOCABULARY = 2**24
+"""Tokens, classes and positions of a table."""
+
+POSITIONS = 2**31
+"""Rotary positions, which take no memory."""
+
+BATCH = 2**20
+"""Questions at a time."""
+
+SHOWN = 200
+"""Characters of what somebody wrote that stand in an error line."""
+
+
+def whole(name: str, value: object, low: int, high: int) -> int:
+    """A whole number from `low` to `high`; InputError for anything else, JSON's true among it."""
+    if type(value) is not int:
+        raise InputError(f"{name} must be a whole number, not {shown(value)}")
+    if not low <= value <= high:
+        most, near = ("least", low) if value < low else ("most", high)
+        raise InputError(f"{name} must be at {most} {near}, not {shown(value)} (nearest: {near})")
+    return value
+
+
+def real(name: str, value: object, low: float, high: float) -> float:
+    """A number above `low` and up to `high`; InputError for anything else, NaN among it."""
+    if type(value) not in (int, float):
+        raise InputError(f"{name} must be a number, not {shown(value)}")
+    if not is_finite(value) or not low < value <= high:
+        raise InputError(f"{name} must be above {low:g} and at most {high:g}, not {shown(value)}")
+    return float(value)
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number, and neither NaN, infinite nor a whole number too large for a float."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def shown(value: object) -> str:
+    """A value as it stands in an error line: on one line, cut where it is long."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"  # Python refuses to print those of some thousands
+    return cut(repr(value)) if value is not None else "missing"
+
+
+def cut(text: str) -> str:
+    """A text as it stands in an error line."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,58 @@
+"""Whether the numbers of a run stayed finite, asked once at its end.
+
+A GPU is not waited for on the way: every look leaves one number on the device, and `Watch.check` fetches them together.
+Looking at the results alone would not do.  Fused attention gives zeros, not NaN, for a row none of whose scores is a
+number, so that a run can lose its attention and still end with plausible logits.  Every row sees itself; if its score
+with itself is finite, it was not lost.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from loopscope.errors import NotFiniteError
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def has_bad(tensor: Tensor) -> bool:
+    """Whether a tensor of floating-point numbers holds NaN or infinity; waits for the device."""
+    return not bool(torch.isfinite(tensor).all())
+
+
+class Watch:
+    """What was looked at on the way, in order."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[object, ...]] = []
+        self._norms: list[Float[Tensor, ""]] = []
+
+    def see(self, tensor: Tensor, *place: object) -> None:
+        """Look at the tensor of a place, told in these words: its norm is not finite if anything in it is not.
+
+        Nor is it where a square is not: a layer's norm would divide by infinity there, and go on with zeros.  That of
+        half precision is formed in fp32, so that large tensors have one.
+        """
+        kind = torch.float32 if tensor.dtype in HALVES else None
+        self._places.append(place)
+        self._norms.append(torch.linalg.vector_norm(tensor.detach(), dtype=kind))
+
+    def scores(self, q: Float[Tensor, "*B R k"], k: Float[Tensor, "*B R k"], *place: object) -> None:
+        """Look at the score of every row with itself."""
+        self.see(q.detach() * k.detach(), *place)
+
+    def check(self, what: str, dtype: torch.dtype) -> None:
+        """NotFiniteError that names the first place where the numbers of `what`, formed in `dtype`, were not finite."""
+        if not self._norms:
+            return
+        kind = torch.float64 if any(each.dtype == torch.float64 for each in self._norms) else torch.float32
+        fine = torch.stack([each.to(kind) for each in self._norms]).isfinite().tolist()
+        if all(fine):
+            return
+        place, name = " ".join(map(str, self._places[fine.index(False)])), str(dtype).removeprefix("torch.")
+        wider = "float32 holds more; " if dtype in HALVES else ""
+        raise NotFiniteError(
+            f"the numbers of {what} are not finite from {place} on, in {name}; {wider}are weights or maps too large?"
+        )
