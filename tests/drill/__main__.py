@@ -20,7 +20,6 @@ from tests.drill.confining import guarded
 from tests.drill.judging import BAD, GOOD, Reference, Verdict, judge, reference_case
 from tests.drill.running import Played, fork, play, warm
 
-
 # Libraries read these when they are imported, and start their threads then.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
