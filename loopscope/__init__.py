@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from loopscope.address import Address as Address
     from loopscope.address import Site as Site
     from loopscope.address import grid as grid
-    from loopscope.artefacts import load_backbone as load_backbone
-    from loopscope.artefacts import load_fit as load_fit
-    from loopscope.conformity import check_model as check_model
-    from loopscope.execute import Result as Result
-    from loopscope.execute import Sweep as Sweep
-    from loopscope.execute import run as run
-    from loopscope.execute import sweep as sweep
+    from loopscope.execute.conformity import check_model as check_model
+    from loopscope.execute.executor import Result as Result
+    from loopscope.execute.executor import Sweep as Sweep
+    from loopscope.execute.executor import run as run
+    from loopscope.execute.executor import sweep as sweep
     from loopscope.maps import Dense as Dense
     from loopscope.maps import DiagonalLowRank as DiagonalLowRank
     from loopscope.maps import ResidualLowRank as ResidualLowRank
@@ -40,17 +38,19 @@ if TYPE_CHECKING:
     from loopscope.program import Program as Program
     from loopscope.program import Run as Run
     from loopscope.program import h as h
-    from loopscope.store import Store as Store
+    from loopscope.store.artefacts import load_backbone as load_backbone
+    from loopscope.store.artefacts import load_fit as load_fit
+    from loopscope.store.store import Store as Store
 
 _HOMES = {
     "address": ("Address", "Site", "grid"),
-    "artefacts": ("load_backbone", "load_fit"),
-    "conformity": ("check_model",),
-    "execute": ("Result", "Sweep", "run", "sweep"),
+    "store.artefacts": ("load_backbone", "load_fit"),
+    "execute.conformity": ("check_model",),
+    "execute.executor": ("Result", "Sweep", "run", "sweep"),
     "maps": ("Dense", "DiagonalLowRank", "ResidualLowRank", "load_map", "save_map"),
     "model": ("LoopedTransformer", "ModelConfig", "graph_walk_config", "parity_config", "relations_config"),
     "program": ("F", "Given", "J", "Program", "Run", "h"),
-    "store": ("Store",),
+    "store.store": ("Store",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -27,10 +27,10 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from loopscope.errors import DamagedError, InputError, nearest
-from loopscope.files import damaged, first_line, new_folder, read, write_synced
 from loopscope.finite import has_bad
-from loopscope.manifest import JSON_LIMIT, KEY, check_file_name, digest, parse_tensors, read_json
 from loopscope.protocol import STATES
+from loopscope.store.files import damaged, first_line, new_folder, read, write_synced
+from loopscope.store.manifest import JSON_LIMIT, KEY, check_file_name, digest, parse_tensors, read_json
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LIMIT = 2**32

@@ -9,7 +9,7 @@ Three questions come up, each with its own unit of resampling:
   these backbones; of several accuracies at once `cluster_bootstraps`) or `backbone_bootstrap` (new backbones and new
   graphs).  `mean_bootstrap` and `mean_sd` serve where one number per backbone is all there is.
 - How sure is the slope of a line whose residuals hang together from one point to the next?  `fit_line` and
-  `moving_block_bootstrap`; `loopscope.phase` uses them for the drift of parity readouts.
+  `moving_block_bootstrap`; `loopscope.studies.parity.phase` uses them for the drift of parity readouts.
 
 Everything is NumPy in float64, but for sums that float32 holds exactly.  Functions that draw take `seed`: an int, or a
 Generator to continue.  Intervals are percentile intervals.  Unusable input raises `InputError`.

@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopscope.experiments.records import Row, Table
-from loopscope.report.contents import FAILS, HOLDS, NOT_RUN, NOW, STORED, Cost, Figure, LedgerRow, Report, Section
-from loopscope.report.dots import rates
-from loopscope.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
-from loopscope.report.heat import Walk, heat_maps, label_heat
 from loopscope.stats import Estimate
+from loopscope.studies.records import Row, Table
+from loopscope.studies.report.contents import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    NOW,
+    STORED,
+    Cost,
+    Figure,
+    LedgerRow,
+    Report,
+    Section,
+)
+from loopscope.studies.report.dots import rates
+from loopscope.studies.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
+from loopscope.studies.report.heat import Walk, heat_maps, label_heat
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -12,11 +12,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loopscope.execute import run
-from loopscope.lm import smollm2
-from loopscope.lm.decoding import generate
-from loopscope.lm.folders import load
-from loopscope.lm.text import load_tokenizer
+from loopscope.execute.executor import run
+from loopscope.models import smollm2
+from loopscope.models.decoding import generate
+from loopscope.models.folders import load
+from loopscope.models.text import load_tokenizer
 
 # The first token of ten names at the start of a line, and after a space, in the tokenizer that Ouro shares.
 FIRST = {"Alice": 7356, "Bob": 6777, "Carol": 11811, "David": 21070, "Emma": 10809,

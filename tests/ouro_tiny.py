@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from loopscope.lm.ouro import Ouro, OuroConfig
 from loopscope.maps import Dense
+from loopscope.models.ouro import Ouro, OuroConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 CONFIG: dict[str, Any] = json.loads((GOLDEN / "ouro_tiny.config.json").read_text(encoding="utf-8"))

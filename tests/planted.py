@@ -8,10 +8,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from loopscope.experiments.claims import Verdict, decide
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.records import Facts, Record
-from loopscope.experiments.subject import Walks, instances
+from loopscope.studies.claims import Verdict, decide
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.records import Facts, Record
+from loopscope.studies.subject import Walks, instances
 from loopscope.tasks.graph_walk import advance
 
 CPU = torch.device("cpu")

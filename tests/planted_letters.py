@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from loopscope.lm.letters import NAMES
 from loopscope.maps import Dense
+from loopscope.tasks.letters import NAMES
 
 END, STOP, ASK, FIRST_NAME, VOCABULARY = 0, 1, 2, 3, 13
 LAYERS, HEADS, SIZE = 6, 4, 12

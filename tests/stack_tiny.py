@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loopscope.lm.stacks import LoopedStack, stack_from_config
+from loopscope.models.stacks import LoopedStack, stack_from_config
 from tests.tiny import VOCABULARY
 
 SIZES = {

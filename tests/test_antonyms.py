@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.lm import antonyms
-from loopscope.lm.antonyms import PAIRS, PARTNER, QUESTIONS, RULES, Deletion, Request
+from loopscope.tasks import antonyms
+from loopscope.tasks.antonyms import PAIRS, PARTNER, QUESTIONS, RULES, Deletion, Request
 
 EXAMPLE = ("hot", "near", "far", "cold", "open", "closed")
 SEEDS = [*range(100_000_000, 100_000_060), *range(300_000_000, 300_000_030), 0, 9_099_999, 9_200_000]

@@ -8,17 +8,18 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.lm import antonym_tests, iteration_tests
-from loopscope.lm.antonyms import is_right, panel
-from loopscope.lm.asking import KEPT, WENT_ON, answers_name, as_bytes, as_texts, asked, replies, together
-from loopscope.lm.decoding import generate
-from loopscope.lm.folders import load
-from loopscope.lm.iterations import bank, score
-from loopscope.lm.passes import LanguageModel
-from loopscope.lm.placement import after_each
-from loopscope.lm.text import Tokenizer, load_tokenizer
 from loopscope.maps import AffineMap, load_map
+from loopscope.measure.replies import KEPT, WENT_ON, answers_name, as_bytes, as_texts, asked, replies, together
+from loopscope.models.decoding import generate
+from loopscope.models.folders import load
+from loopscope.models.passes import LanguageModel
+from loopscope.models.placement import after_each
+from loopscope.models.text import Tokenizer, load_tokenizer
 from loopscope.program import F, Program
+from loopscope.studies.antonyms import tests as antonym_tests
+from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.tasks.antonyms import is_right, panel
+from loopscope.tasks.iterations import bank, score
 from tests.worded import worded_folder, worded_map
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopscope.bench import patching_cases, time_case
+from loopscope.cli.bench.patching import patching_cases, time_case
 from loopscope.maps import DiagonalLowRank
 from loopscope.model import LoopedTransformer, graph_walk_config
 

@@ -11,12 +11,12 @@ import pytest
 from loopscope.address import MOST_NAMED, Address, Site
 from loopscope.bounds import LAYERS, LOOPS, SHOWN, VOCABULARY, WIDTH, shown
 from loopscope.errors import InputError
-from loopscope.execute import check_programs, run
-from loopscope.lm.folders import build, load
-from loopscope.lm.ouro import OuroConfig
-from loopscope.lm.stacks import stack_from_config
+from loopscope.execute.executor import check_programs, run
+from loopscope.execute.plan import Sizes
 from loopscope.model import LoopedTransformer, ModelConfig
-from loopscope.plan import Sizes
+from loopscope.models.folders import build, load
+from loopscope.models.ouro import OuroConfig
+from loopscope.models.stacks import stack_from_config
 from loopscope.program import MOST_MAPS, MOST_NESTED, MOST_PATCHES, MOST_STEPS, F, Given, J, Program, Run, h
 from tests.model_folders import ouro_folder
 from tests.ouro_tiny import CONFIG

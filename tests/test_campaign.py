@@ -14,20 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, RESULT, name_of
 from loopscope.errors import DamagedError, InputError
-from loopscope.experiments import campaign, suite, targets, trajectories
-from loopscope.experiments.campaign import Step, carry_out, export, from_nothing, steps
-from loopscope.experiments.histories import histories
-from loopscope.experiments.records import PIECE, RECORD, Predictions, Record, load, records
-from loopscope.experiments.subject import Subject
-from loopscope.experiments.suite import COHORTS, EXPERIMENTS, TRAJECTORIES, Cohort, Experiment, Role, Selection
-from loopscope.store import Store
+from loopscope.store.artefacts import BACKBONE, MAP, RESULT, name_of
+from loopscope.store.store import Store
+from loopscope.store.zoo import open_zoo
+from loopscope.studies import registry as suite
+from loopscope.studies import runner as campaign
+from loopscope.studies.graph_walk import targets, trajectories
+from loopscope.studies.records import PIECE, RECORD, Predictions, Record, load, records
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, TRAJECTORIES, Cohort, Experiment, Role, Selection
+from loopscope.studies.runner import Step, carry_out, export, from_nothing, steps
+from loopscope.studies.subject import Subject
+from loopscope.studies.training_logs import histories
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
-from loopscope.training.jobs import Progress, Settings
+from loopscope.training.cohort.jobs import Progress, Settings
 from loopscope.training.recipe import BackboneRecipe, LastingFit, MapRecipe, WalkFit
-from loopscope.zoo import open_zoo
 from tests.toys import CPU, toy_map, toy_walk
 
 TINY = Cohort("tiny", "six nodes", ("tiny",), (0,), ("tiny-stay", "tiny-one"), prefix="tiny-")

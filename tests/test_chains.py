@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments import chains
-from loopscope.experiments.chains import COUNTS, FINAL, GROWN, LENGTHS, NATIVE
-from loopscope.experiments.records import Predictions, Row, Table
 from loopscope.maps import Dense
 from loopscope.model import LoopedTransformer, relations_config
 from loopscope.stats import wilson
+from loopscope.studies.records import Predictions, Row, Table
+from loopscope.studies.relations import chains
+from loopscope.studies.relations.chains import COUNTS, FINAL, GROWN, LENGTHS, NATIVE
 from loopscope.tasks import relations
 
 WORLD = relations.world().tolist()

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.experiments.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, ROWS, Verdict, decide
-from loopscope.experiments.composition import TWO_CALLS, hops, long_strings, name_of
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import LANGUAGE
-from loopscope.experiments.records import Facts, Record
-from loopscope.experiments.subject import Walks
-from loopscope.experiments.suite import COHORTS, EXPERIMENTS
-from loopscope.report.ledger import summary
+from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, ROWS, Verdict, decide
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.graph_walk.composition import TWO_CALLS, hops, long_strings, name_of
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.records import Facts, Record
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.report.ledger import summary
+from loopscope.studies.subject import Walks
 from tests.planted import BOTH, IN_ONES, IN_TWOS, MAIN, ONES, native, record, right_on, verdict, walks
 
 FIXED = [

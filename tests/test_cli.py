@@ -13,7 +13,7 @@ import torch
 
 from loopscope import cli
 from loopscope.maps import DiagonalLowRank, save_map
-from loopscope.store import Store
+from loopscope.store.store import Store
 from tests.test_zoo import flip, put_backbone, put_fit
 
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from loopscope.errors import DamagedError
-from loopscope.experiments.claims import FAILS, HOLDS, Verdict, decide
-from loopscope.experiments.closeness import CHANGED, PUBLISHED, changes, label_of, numerics, parts_left, rank
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.histories import histories
-from loopscope.experiments.language import LANGUAGE
-from loopscope.experiments.lineage import Lineage, Stage, lineage
-from loopscope.experiments.records import Record, open_results, records
-from loopscope.lm.tuning.jobs import KIND as MAP
-from loopscope.lm.tuning.jobs import TRAINING
-from loopscope.lm.tuning.recipes import recipe
-from loopscope.store import Store
-from loopscope.training.recipes import RECIPES
+from loopscope.store.store import Store
+from loopscope.studies.claims import FAILS, HOLDS, Verdict, decide
+from loopscope.studies.closeness import CHANGED, PUBLISHED, changes, label_of, numerics, parts_left, rank
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.language.recipes import recipe
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.lineage import Lineage, Stage, lineage
+from loopscope.studies.recipes import RECIPES
+from loopscope.studies.records import Record, open_results, records
+from loopscope.studies.training_logs import histories
+from loopscope.training.lm.jobs import KIND as MAP
+from loopscope.training.lm.jobs import TRAINING
 
 OURS = {"letter", "antonym", "iterate"}
 """Groups of claims on language models, all of which were measured by a changed protocol."""

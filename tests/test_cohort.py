@@ -13,10 +13,10 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config, parity_config, relations_config
-from loopscope.training.cohort import Cohort, products, stacked
-from loopscope.training.objective import Maps, new_map
-from loopscope.training.recipes import map_recipe
-from loopscope.training.stack import ALIGNED, Stack
+from loopscope.studies.recipes import map_recipe
+from loopscope.training.cohort.cohort import Cohort, products, stacked
+from loopscope.training.cohort.objective import Maps, new_map
+from loopscope.training.cohort.stack import ALIGNED, Stack
 
 MEMBERS, BATCH, LENGTH = 3, 4, 5
 CONFIGS = {

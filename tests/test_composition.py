@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments import composition
-from loopscope.experiments.composition import (
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk import composition
+from loopscope.studies.graph_walk.composition import (
     CALLS,
     CONTROLS,
     COPY,
@@ -44,9 +45,8 @@ from loopscope.experiments.composition import (
     tables_long,
     tables_two,
 )
-from loopscope.experiments.records import Facts, Predictions, Row, Table, pack
-from loopscope.experiments.subject import Subject, Walks, instances, load_subject, walks
-from loopscope.zoo import open_zoo
+from loopscope.studies.records import Facts, Predictions, Row, Table, pack
+from loopscope.studies.subject import Subject, Walks, instances, load_subject, walks
 
 CPU = torch.device("cpu")
 TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})

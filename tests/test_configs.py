@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.lm.configs import stack_settings
-from loopscope.lm.folders import build
-from loopscope.lm.ouro import OuroConfig
-from loopscope.lm.stacks import LoopedStack, stack_from_config
+from loopscope.models.configs import stack_settings
+from loopscope.models.folders import build
+from loopscope.models.ouro import OuroConfig
+from loopscope.models.stacks import LoopedStack, stack_from_config
 from tests.ouro_tiny import CONFIG
 from tests.stack_tiny import CONFIGS
 

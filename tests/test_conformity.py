@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loopscope import check_model, conformity
+from loopscope import check_model
 from loopscope.address import grid
 from loopscope.errors import InputError
-from loopscope.execute import run, sweep
-from loopscope.lm.folders import build
-from loopscope.lm.passes import states
+from loopscope.execute import conformity
+from loopscope.execute.executor import run, sweep
 from loopscope.model import attention_pattern, causal
+from loopscope.models.folders import build
+from loopscope.models.passes import states
 from loopscope.program import F
 from loopscope.protocol import TokenMap
 from tests.ouro_tiny import CONFIG, tiny_ouro
@@ -388,3 +389,15 @@ def test_what_is_no_map_is_refused(refused: Callable[..., str]) -> None:
     wrong: dict[str, Any] = {"must be a function of states, not a NoneType": None, "not a tuple": lambda h: (h,)}
     for says, step in wrong.items():
         assert says in refused(InputError, lambda step=step: run(tiny_model(), TOKENS, "F J:x F", maps={"x": step}))
+
+
+class RunsPrograms(Own):
+    """Its own forward is a program of this library."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        return run(self, tokens, F**3, rows=range(tokens.shape[1]))[F**3].logits
+
+
+def test_a_model_whose_forward_runs_programs_is_looked_at_once() -> None:
+    found, plain = (run(model, TOKENS, F**3)[F**3] for model in (RunsPrograms(), Own()))
+    assert torch.equal(found.logits, plain.logits)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments import continuation
-from loopscope.experiments.continuation import BROAD, WITHHELD, measure_broad, measure_strict
-from loopscope.experiments.continuation_curves import (
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk import continuation
+from loopscope.studies.graph_walk.continuation import BROAD, WITHHELD, measure_broad, measure_strict
+from loopscope.studies.graph_walk.continuation_curves import (
     claim_beyond,
     claim_inside,
     curves,
@@ -23,11 +24,10 @@ from loopscope.experiments.continuation_curves import (
     strict_curves,
     tables,
 )
-from loopscope.experiments.records import Facts, Predictions, Row, pack, unpack
-from loopscope.experiments.subject import Subject, instances, load_subject
+from loopscope.studies.records import Facts, Predictions, Row, pack, unpack
+from loopscope.studies.subject import Subject, instances, load_subject
 from loopscope.tasks.graph_walk import all_starts, cycle_lengths, is_ring, walk
 from loopscope.tasks.populations import population
-from loopscope.zoo import open_zoo
 from tests.toys import walked
 
 CPU = torch.device("cpu")

@@ -12,23 +12,23 @@ import pytest
 import torch
 import torch.nn.functional as nnf
 
-from loopscope.artefacts import BACKBONE, MAP
 from loopscope.errors import InputError
-from loopscope.experiments.scores import score_walks
 from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer, ModelConfig
-from loopscope.store import Store
+from loopscope.store.artefacts import BACKBONE, MAP
+from loopscope.store.store import Store
+from loopscope.store.zoo import find, open_zoo
+from loopscope.studies.graph_walk.scores import score_walks
+from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.tasks.graph_walk import GraphWalk, all_starts, start_for, walk
 from loopscope.tasks.populations import population
-from loopscope.training.cohort import Cohort, State, frozen
-from loopscope.training.controls import ControlFits, acted_on, block_of, permuted, steered_logits
-from loopscope.training.hops import BUDGETS, CONTROLS, HOPS, OTHER
-from loopscope.training.jobs import Settings, fit, train
-from loopscope.training.layout import AllStarts, Runs
-from loopscope.training.objective import new_map
+from loopscope.training.cohort.cohort import Cohort, State, frozen
+from loopscope.training.cohort.controls import ControlFits, acted_on, block_of, permuted, steered_logits
+from loopscope.training.cohort.hops import BUDGETS, CONTROLS, HOPS, OTHER
+from loopscope.training.cohort.jobs import Settings, fit, train
+from loopscope.training.cohort.layout import AllStarts, Runs
+from loopscope.training.cohort.objective import new_map
 from loopscope.training.recipe import ControlFit, MapRecipe, WalkFit
-from loopscope.training.recipes import backbone_recipe, map_recipe
-from loopscope.zoo import find, open_zoo
 from tests.test_objectives import check_step, shaken_maps, shaken_models
 from tests.tiny import tiny_map
 from tests.toys import CPU, graphs_and_starts, toy_map, toy_walk, update_of

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments.crossing import (
+from loopscope.execute.plain import plain_run
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk.crossing import (
     CONFIRMATION,
     DISCOVERY,
     Answers,
@@ -21,13 +23,11 @@ from loopscope.experiments.crossing import (
     pairs,
     tables,
 )
-from loopscope.experiments.mechanism import crossing_runs
-from loopscope.experiments.records import Facts, Predictions, Row
-from loopscope.experiments.subject import Subject, load_subject
-from loopscope.plain import plain_run
+from loopscope.studies.graph_walk.mechanism import crossing_runs
+from loopscope.studies.records import Facts, Predictions, Row
+from loopscope.studies.subject import Subject, load_subject
 from loopscope.tasks.graph_walk import advance, successor
 from loopscope.tasks.populations import population
-from loopscope.zoo import open_zoo
 
 CPU = torch.device("cpu")
 FACTS = Facts("planted", "0" * 64, loops=6, depth=8, nodes=10, heads=4, fits={"one": 2})

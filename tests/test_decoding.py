@@ -11,11 +11,11 @@ from torch import Tensor
 
 from loopscope.address import Site
 from loopscope.errors import InputError
-from loopscope.lm.decoding import generate, pad_left
-from loopscope.lm.ouro import Ouro, OuroConfig
-from loopscope.lm.passes import Cache, states
+from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
-from loopscope.plain import plain_run
+from loopscope.models.decoding import generate, pad_left
+from loopscope.models.ouro import Ouro, OuroConfig
+from loopscope.models.passes import Cache, states
 from loopscope.program import Call, F, Program, Run, as_program
 from tests.ouro_tiny import CONFIG, golden, ouro_map, tiny_ouro, weights
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from loopscope.cli.reproducing import _other_bits, _page
-from loopscope.differences import differing, in_short
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.records import RECORD, open_results
-from loopscope.manifest import MANIFEST, manifest_text
-from loopscope.store import Artefact, Store
+from loopscope.store.differences import differing, in_short
+from loopscope.store.manifest import MANIFEST, manifest_text
+from loopscope.store.store import Artefact, Store
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.records import RECORD, open_results
 from tests.test_cli import loopscope
 
 

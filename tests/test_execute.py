@@ -12,11 +12,11 @@ from torch import Tensor
 
 from loopscope.address import Address, Site, grid
 from loopscope.errors import InputError
-from loopscope.execute import CPU_BUDGET, check_programs, fit, run, sweep
+from loopscope.execute.executor import CPU_BUDGET, check_programs, fit, run, sweep
+from loopscope.execute.plain import plain_run
+from loopscope.execute.plan import Sizes
 from loopscope.maps import Dense, DiagonalLowRank
 from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config
-from loopscope.plain import plain_run
-from loopscope.plan import Sizes
 from loopscope.program import Call, F, Given, J, Program, Run, h
 from loopscope.tasks.graph_walk import GraphWalk, all_starts
 from loopscope.tasks.populations import mixed_strings, population

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from loopscope.experiments import parity_counts
-from loopscope.experiments.claims import HOLDS, decide, decided_by
-from loopscope.experiments.continuation import BROAD, WITHHELD
-from loopscope.experiments.continuation_curves import hold
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.records import Record, Table, records, save
-from loopscope.experiments.suite import COHORTS
-from loopscope.report import extrapolation
-from loopscope.report.contents import Figure, Grid, Report, Section
-from loopscope.report.figures import Line, lines_in_panels
-from loopscope.report.graph_walks import SECTIONS, report_of
-from loopscope.report.images import Square, loop_maps
-from loopscope.report.page import alone, write_page
 from loopscope.stats import Estimate
-from loopscope.store import Store
+from loopscope.store.store import Store
+from loopscope.studies.claims import HOLDS, decide, decided_by
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.graph_walk.continuation import BROAD, WITHHELD
+from loopscope.studies.graph_walk.continuation_curves import hold
+from loopscope.studies.parity import counts as parity_counts
+from loopscope.studies.records import Record, Table, records, save
+from loopscope.studies.registry import COHORTS
+from loopscope.studies.report import extrapolation
+from loopscope.studies.report.contents import Figure, Grid, Report, Section
+from loopscope.studies.report.figures import Line, lines_in_panels
+from loopscope.studies.report.images import Square, loop_maps
+from loopscope.studies.report.page import alone, write_page
+from loopscope.studies.report.sections import SECTIONS, report_of
 from tests.test_chains import first
 from tests.test_chains import planted as chain_counts
 from tests.test_continuation import planted as walk_counts

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError, NotFiniteError
-from loopscope.execute import run, sweep
+from loopscope.execute.executor import run, sweep
 from loopscope.finite import Watch
-from loopscope.lm.decoding import generate
-from loopscope.lm.folders import load
-from loopscope.lm.ouro import OuroConfig
-from loopscope.lm.passes import known_tokens, states
-from loopscope.lm.readouts import readouts
-from loopscope.lm.stacks import LoopedStack, stack_from_config
 from loopscope.maps import Dense
+from loopscope.measure.readouts import readouts
+from loopscope.models.decoding import generate
+from loopscope.models.folders import load
+from loopscope.models.ouro import OuroConfig
+from loopscope.models.passes import known_tokens, states
+from loopscope.models.stacks import LoopedStack, stack_from_config
 from loopscope.program import F
 from tests.ouro_tiny import CONFIG, golden, tiny_ouro, weights, write_folder
 from tests.stack_tiny import CONFIGS, tiny_stack

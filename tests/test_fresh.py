@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from loopscope.errors import InputError
-from loopscope.lm.folders import load
-from loopscope.lm.text import load_tokenizer
-from loopscope.lm.tuning.fresh import Like, Shape, write_fresh
+from loopscope.models.folders import load
+from loopscope.models.text import load_tokenizer
+from loopscope.training.lm.new_model import Like, Shape, write_fresh
 from tests.test_cli import loopscope
 from tests.tuning_tiny import tuning_folder
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_made(
     assert "(nearest: 32)" in refused(InputError, lambda: made(width=33))
     assert "there is no boundary 'none'" in refused(InputError, lambda: made(like="ouro", boundary="none"))
     assert "a seed is from 0" in refused(InputError, lambda: made(seed=-1))
-    monkeypatch.setattr("loopscope.lm.tuning.fresh.free_memory", lambda device: 1000)
+    monkeypatch.setattr("loopscope.training.lm.new_model.free_memory", lambda device: 1000)
     assert "weights take 0.0 GiB" in refused(InputError, made)
     assert not list(tmp_path.iterdir())
 
@@ -125,7 +125,7 @@ def test_all_that_is_made_on_the_way_lies_in_the_draft(tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("loopscope.lm.tuning.fresh._drawn", killed)
+        patched.setattr("loopscope.training.lm.new_model._drawn", killed)
         with pytest.raises(KeyboardInterrupt):
             write_fresh(tmp_path / "models" / "new", Shape("llama", **SIZES), None, words="letters")
     assert not list((tmp_path / "models").iterdir())

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.lm import general_text as general
-from loopscope.lm.general_text import Pool, Source
+from loopscope.tasks import general_text as general
+from loopscope.tasks.general_text import Pool, Source
 
 
 def letters(text: str) -> list[int]:

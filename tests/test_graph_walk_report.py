@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.experiments import composition, crossing, switching, targets
-from loopscope.experiments.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
-from loopscope.experiments.evidence import Evidence, split
-from loopscope.experiments.language import LANGUAGE
-from loopscope.experiments.records import Facts, Predictions, Record, Row, Table, records, save
-from loopscope.experiments.subject import Walks, instances
-from loopscope.experiments.suite import COHORTS, QUICK_PARTS
-from loopscope.report import composing, graph_walks
-from loopscope.report.contents import BOTH, NOW, STORED, Grid, Report, Section
-from loopscope.report.graph_walks import report_of
-from loopscope.report.page import html, write_page
-from loopscope.store import Store
+from loopscope.store.store import Store
+from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
+from loopscope.studies.evidence import Evidence, split
+from loopscope.studies.graph_walk import composition, crossing, switching, targets
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.records import Facts, Predictions, Record, Row, Table, records, save
+from loopscope.studies.registry import COHORTS, QUICK_PARTS
+from loopscope.studies.report import composing
+from loopscope.studies.report import sections as graph_walks
+from loopscope.studies.report.contents import BOTH, NOW, STORED, Grid, Report, Section
+from loopscope.studies.report.page import html, write_page
+from loopscope.studies.report.sections import report_of
+from loopscope.studies.subject import Walks, instances
 from loopscope.tasks.graph_walk import all_starts, walk
 from loopscope.tasks.populations import population
 from tests.browser import chromium, installed

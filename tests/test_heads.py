@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.execute import run
-from loopscope.lm import heads
-from loopscope.lm.heads import STEP, Heads, Selection, late_layers, select
-from loopscope.lm.letter_tests import discovery
-from loopscope.lm.placement import between
+from loopscope.execute.executor import run
+from loopscope.measure import heads
+from loopscope.measure.heads import STEP, Heads, Selection, late_layers, select
+from loopscope.models.placement import between
 from loopscope.program import Call, F, Program, Run
+from loopscope.studies.letters.tests import discovery
 from tests.planted_letters import CARRIERS, HEADS, LATE, LAYERS, PlantedWalker, Words, raising
 
 FOUND = Heads(tuple((LATE, head) for head in CARRIERS))

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.artefacts import name_of
-from loopscope.contents import Artefact
 from loopscope.errors import DamagedError, InputError, LoopscopeError, NewerError
-from loopscope.files import StoreError, append, locked, new_file, new_folder, read, sha256_of, write_synced
-from loopscope.manifest import HEADER_LIMIT, JSON_LIMIT, MANIFEST, MANIFEST_LIMIT, manifest_text, parse_tensors
-from loopscope.squeezed import EXPANDED, expand, squeeze
-from loopscope.store import Store
-from loopscope.training import checkpoints, jobs
+from loopscope.store.artefacts import name_of
+from loopscope.store.compression import EXPANDED, expand, squeeze
+from loopscope.store.contents import Artefact
+from loopscope.store.files import StoreError, append, locked, new_file, new_folder, read, sha256_of, write_synced
+from loopscope.store.manifest import HEADER_LIMIT, JSON_LIMIT, MANIFEST, MANIFEST_LIMIT, manifest_text, parse_tensors
+from loopscope.store.store import Store
+from loopscope.training import checkpoints
+from loopscope.training.cohort import jobs
 from tests.test_cli import loopscope
 from tests.test_jobs import StoppedError, settings_of, stop_after
 from tests.test_store import put
@@ -223,7 +224,8 @@ def test_an_xz_file_is_one_whole_stream_of_bounded_memory(tmp_path: Path, refuse
 
 
 def test_what_would_not_be_read_again_is_not_written(store: Store, refused: Refused, monkeypatch) -> None:
-    from loopscope import contents, manifest, squeezed
+    from loopscope.store import compression as squeezed
+    from loopscope.store import contents, manifest
 
     monkeypatch.setattr(squeezed, "EXPANDED", 1000)
     monkeypatch.setattr(contents, "JSON_LIMIT", 5000)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments import composition, independent
-from loopscope.experiments.composition import (
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk import composition, independent
+from loopscope.studies.graph_walk.composition import (
     CALLS,
     EVERY,
     INDEPENDENT,
@@ -22,11 +23,20 @@ from loopscope.experiments.composition import (
     spelled,
     tables_long,
 )
-from loopscope.experiments.independent import COLUMNS, CONTROLS, KINDS, LAST, PAPER, Counted, counts, headline, measure
-from loopscope.experiments.records import Facts
-from loopscope.experiments.subject import Subject, Walks, load_subject
-from loopscope.experiments.suite import COHORTS, EXPERIMENTS, Selection
-from loopscope.zoo import open_zoo
+from loopscope.studies.graph_walk.independent import (
+    COLUMNS,
+    CONTROLS,
+    KINDS,
+    LAST,
+    PAPER,
+    Counted,
+    counts,
+    headline,
+    measure,
+)
+from loopscope.studies.records import Facts
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, Selection
+from loopscope.studies.subject import Subject, Walks, load_subject
 from tests.test_composition import planted
 
 CPU = torch.device("cpu")

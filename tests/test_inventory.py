@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from loopscope import inventory
 from loopscope.errors import DamagedError
-from loopscope.experiments.reading import check_zoo
-from loopscope.experiments.records import RECORD, open_results
-from loopscope.inventory import INVENTORY
-from loopscope.manifest import MANIFEST, manifest_text
-from loopscope.report.page import KICKER
-from loopscope.store import Artefact, Store
-from loopscope.zoo import open_zoo
+from loopscope.store import inventory
+from loopscope.store.inventory import INVENTORY
+from loopscope.store.manifest import MANIFEST, manifest_text
+from loopscope.store.store import Artefact, Store
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.reading import check_zoo
+from loopscope.studies.records import RECORD, open_results
+from loopscope.studies.report.page import KICKER
 from tests.test_cli import loopscope
 from tests.test_zoo import put_backbone
 
@@ -56,7 +56,7 @@ def test_a_checkout_without_its_inventory_is_damaged(
     check_zoo()
     (tmp_path / "zoo").mkdir()
     check_zoo(tmp_path / "zoo")  # another zoo promises nothing
-    monkeypatch.setattr("loopscope.zoo.zoo_folder", lambda _: tmp_path / "zoo")
+    monkeypatch.setattr("loopscope.store.zoo.zoo_folder", lambda _: tmp_path / "zoo")
     told = refused(DamagedError, check_zoo)
     assert told == f"{tmp_path / 'zoo' / INVENTORY}: expected the inventory of what comes with a checkout, found none"
 

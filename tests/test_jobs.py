@@ -14,18 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import load_backbone, load_fit, load_trail, name_of
 from loopscope.errors import DamagedError, InputError
 from loopscope.maps import AffineMap
-from loopscope.store import Artefact, Store
-from loopscope.training import jobs
-from loopscope.training.jobs import Finished, MembersFailedError, Progress, Settings, initial_model
-from loopscope.training.objective import Step
+from loopscope.store.artefacts import load_backbone, load_fit, load_trail, name_of
+from loopscope.store.store import Artefact, Store
+from loopscope.studies.recipes import backbone_recipe, map_recipe
+from loopscope.training.cohort import jobs
+from loopscope.training.cohort.jobs import Finished, MembersFailedError, Progress, Settings, initial_model
+from loopscope.training.cohort.objective import Step
+from loopscope.training.cohort.relations import RelationFits
+from loopscope.training.cohort.stack import Stack
+from loopscope.training.cohort.walks import WalkBackbones, WalkFits
 from loopscope.training.recipe import BackboneRecipe, MapRecipe, RelationFit
-from loopscope.training.recipes import backbone_recipe, map_recipe
-from loopscope.training.relations import RelationFits
-from loopscope.training.stack import Stack
-from loopscope.training.walks import WalkBackbones, WalkFits
 from tests.toys import CPU, finished, stage_of, toy_map, toy_relation_map, toy_relations, toy_walk
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.experiments import crossing, switching
-from loopscope.experiments.claims import FAILS, HOLDS, NOT_RUN, Verdict, decide
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.records import Record
-from loopscope.experiments.subject import first_graphs
-from loopscope.experiments.suite import COHORTS
+from loopscope.studies.claims import FAILS, HOLDS, NOT_RUN, Verdict, decide
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.graph_walk import crossing, switching
+from loopscope.studies.records import Record
+from loopscope.studies.registry import COHORTS
+from loopscope.studies.subject import first_graphs
 from tests.planted import CHOSEN, CPU, MAIN, record, right_on, verdict, walks
 
 # ---- three backbones -------------------------------------------------------------------------------------------------

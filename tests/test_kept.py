@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.artefacts import name_of
 from loopscope.errors import DamagedError, InputError
-from loopscope.experiments.language import load_language
-from loopscope.experiments.language_zoo import walkers
-from loopscope.experiments.records import records
-from loopscope.lm import letter_pairs
-from loopscope.lm.folders import weights_sha256
-from loopscope.lm.kept import keep, opened
-from loopscope.lm.tuning.fresh import Shape, write_fresh
-from loopscope.lm.tuning.recipes import recipe
-from loopscope.lm.tuning.words import write_words
 from loopscope.maps import Dense, map_files
-from loopscope.store import Artefact, Store
-from loopscope.zoo import VARIABLE, add, entries, find, verify
+from loopscope.models.folders import weights_sha256
+from loopscope.models.kept import keep, opened
+from loopscope.store.artefacts import name_of
+from loopscope.store.store import Artefact, Store
+from loopscope.store.zoo import VARIABLE, add, entries, find, verify
+from loopscope.studies.language.recipes import recipe
+from loopscope.studies.language.records import load_language
+from loopscope.studies.language.zoo import walkers
+from loopscope.studies.records import records
+from loopscope.tasks import letter_pairs
+from loopscope.training.lm.new_model import Shape, write_fresh
+from loopscope.training.lm.words import write_words
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under, flip, put_backbone
 
@@ -125,7 +125,7 @@ def run(
 ) -> Callable[..., tuple[int, str, str]]:
     """Run a command in an empty folder, with a zoo that has the walker alone, on few pairs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("loopscope.experiments.language_zoo.PAIRS", 2)
+    monkeypatch.setattr("loopscope.studies.language.zoo.PAIRS", 2)
     few = {name: each._replace(size=2) for name, each in letter_pairs.SETS.items()}
     drawn = {name: letter_pairs.pairs(name)[:2] for name in few}
     monkeypatch.setattr(letter_pairs, "_all_pairs", lambda: drawn)

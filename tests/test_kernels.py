@@ -25,7 +25,6 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
-from loopscope.experiments import parity_counts  # noqa: E402
 from loopscope.model import (  # noqa: E402
     LoopedTransformer,
     ModelConfig,
@@ -33,13 +32,14 @@ from loopscope.model import (  # noqa: E402
     parity_config,
     relations_config,
 )
+from loopscope.studies.parity import counts as parity_counts  # noqa: E402
 from loopscope.tasks.graph_walk import GraphWalk  # noqa: E402
-from loopscope.training import collect, kernels, long_attention, norms, ops, streams  # noqa: E402
-from loopscope.training.cohort import Cohort, State  # noqa: E402
-from loopscope.training.layout import Layout, SharedBeginnings  # noqa: E402
-from loopscope.training.ops import Weight  # noqa: E402
-from loopscope.training.parity import ParityBackbones  # noqa: E402
-from loopscope.training.stack import Lane, Sink, Stack  # noqa: E402
+from loopscope.training.cohort import collect, kernels, long_attention, norms, ops, streams  # noqa: E402
+from loopscope.training.cohort.cohort import Cohort, State  # noqa: E402
+from loopscope.training.cohort.layout import Layout, SharedBeginnings  # noqa: E402
+from loopscope.training.cohort.ops import Weight  # noqa: E402
+from loopscope.training.cohort.parity import ParityBackbones  # noqa: E402
+from loopscope.training.cohort.stack import Lane, Sink, Stack  # noqa: E402
 from tests.test_parity_counts import STEP, backbone  # noqa: E402
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

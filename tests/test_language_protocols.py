@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.experiments import language_protocols
-from loopscope.experiments.language_protocols import Plan, plan
-from loopscope.experiments.records import RECORD
-from loopscope.lm.folders import weights_sha256
-from loopscope.lm.identity import identify
-from loopscope.lm.tuning.recipe import Recipe
 from loopscope.maps import load_map, map_key
-from loopscope.store import Store
+from loopscope.models.folders import weights_sha256
+from loopscope.models.identity import identify
+from loopscope.store.store import Store
+from loopscope.studies.language import protocols as language_protocols
+from loopscope.studies.language.protocols import Plan, plan
+from loopscope.studies.records import RECORD
+from loopscope.training.lm.recipe import Recipe
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
 from tests.tuning_tiny import text_files, tuning_folder
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_a_test_too(command: Command, monkeypatch: pytest.Monk
     def stopped(*given: Any) -> Any:
         return settings(*given[:5], lambda: next(asked))
 
-    monkeypatch.setattr("loopscope.lm.tuning.jobs.Settings", stopped)
+    monkeypatch.setattr("loopscope.training.lm.jobs.Settings", stopped)
     code, _, err = command(*ONE, *shortened("iterations", "smol"))
     assert (code, err.splitlines()[-1]) == (130, "loopscope: interrupted")
     assert found("store") == set()

@@ -14,9 +14,19 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.experiments.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
-from loopscope.experiments.evidence import Evidence, in_short
-from loopscope.experiments.language import (
+from loopscope.measure.heads import Heads
+from loopscope.measure.replies import answers_name, as_bytes
+from loopscope.models.identity import Identity
+from loopscope.models.passes import states
+from loopscope.models.placement import between
+from loopscope.program import F
+from loopscope.store.store import Store
+from loopscope.studies.antonyms import tests as antonym_tests
+from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
+from loopscope.studies.evidence import Evidence, in_short
+from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.studies.language.names import how_much, scale_of
+from loopscope.studies.language.records import (
     LANGUAGE,
     LanguageSubject,
     measure_antonyms,
@@ -24,23 +34,14 @@ from loopscope.experiments.language import (
     measure_letters,
     selection_of,
 )
-from loopscope.experiments.language_names import how_much, scale_of
-from loopscope.experiments.language_tables import PAPER_LONG, tables
-from loopscope.experiments.letter_tables import walked
-from loopscope.experiments.records import Facts, Record, records
-from loopscope.lm import antonym_tests, iteration_tests
-from loopscope.lm.asking import answers_name, as_bytes
-from loopscope.lm.heads import Heads
-from loopscope.lm.identity import Identity
-from loopscope.lm.letter_pairs import pairs
-from loopscope.lm.letter_tests import answer_tokens, question_tokens
-from loopscope.lm.letter_walks import walk_letters
-from loopscope.lm.letters import NAMES
-from loopscope.lm.passes import states
-from loopscope.lm.placement import between
-from loopscope.program import F
-from loopscope.report.ledger import control
-from loopscope.store import Store
+from loopscope.studies.language.tables import PAPER_LONG, tables
+from loopscope.studies.letters.tables import walked
+from loopscope.studies.letters.tests import answer_tokens, question_tokens
+from loopscope.studies.letters.walks import walk_letters
+from loopscope.studies.records import Facts, Record, records
+from loopscope.studies.report.ledger import control
+from loopscope.tasks.letter_pairs import pairs
+from loopscope.tasks.letters import NAMES
 from tests.planted_letters import PlantedWalker, Words, raising
 
 KEY = "0" * 64

@@ -12,27 +12,27 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.experiments.claims import HOLDS, decide, decided_by
-from loopscope.experiments.evidence import Evidence, in_short
-from loopscope.experiments.language import LANGUAGE
-from loopscope.experiments.language_layouts import LETTERS
-from loopscope.experiments.language_tables import PAPER_READOUTS
-from loopscope.experiments.records import Record, Row, records, save
-from loopscope.lm import iteration_tests
-from loopscope.lm.asking import answers_name
-from loopscope.lm.heads import Heads, Selection, Tried
-from loopscope.report.contents import Figure, Grid, Listing, Report, Section
-from loopscope.report.dots import Search, Spot, Step, dots, searches
-from loopscope.report.drawing import BLUE, ORANGE, THEMED
-from loopscope.report.figures import Line, lines_in_panels, stacked_panels
-from loopscope.report.graph_walks import LEAD, SECTIONS, report_of
-from loopscope.report.heat import matrices
-from loopscope.report.language import by_form, depth_tables
-from loopscope.report.letters import Walkers, search_table, steps, taken
-from loopscope.report.models import labels, side_by_side
-from loopscope.report.page import html, write_page
+from loopscope.measure.heads import Heads, Selection, Tried
+from loopscope.measure.replies import answers_name
 from loopscope.stats import wilson
-from loopscope.store import Store
+from loopscope.store.store import Store
+from loopscope.studies.claims import HOLDS, decide, decided_by
+from loopscope.studies.evidence import Evidence, in_short
+from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.studies.language.layouts import LETTERS
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.language.tables import PAPER_READOUTS
+from loopscope.studies.records import Record, Row, records, save
+from loopscope.studies.report.contents import Figure, Grid, Listing, Report, Section
+from loopscope.studies.report.dots import Search, Spot, Step, dots, searches
+from loopscope.studies.report.drawing import BLUE, ORANGE, THEMED
+from loopscope.studies.report.figures import Line, lines_in_panels, stacked_panels
+from loopscope.studies.report.heat import matrices
+from loopscope.studies.report.language import by_form, depth_tables
+from loopscope.studies.report.letters import Walkers, search_table, steps, taken
+from loopscope.studies.report.models import labels, side_by_side
+from loopscope.studies.report.page import html, write_page
+from loopscope.studies.report.sections import LEAD, SECTIONS, report_of
 from tests.browser import installed
 from tests.test_extrapolation_report import figure, told
 from tests.test_language_records import (

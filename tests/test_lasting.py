@@ -13,15 +13,15 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer
-from loopscope.store import Store
+from loopscope.store.store import Store
+from loopscope.studies.recipes import map_recipe
 from loopscope.tasks.populations import population
-from loopscope.training import jobs, lasting, walks
-from loopscope.training.lasting import LastingFits, Walkers, strands_of
-from loopscope.training.objective import Carrying
+from loopscope.training.cohort import jobs, lasting, walks
+from loopscope.training.cohort.lasting import LastingFits, Walkers, strands_of
+from loopscope.training.cohort.objective import Carrying
+from loopscope.training.cohort.trainer import Trainer
+from loopscope.training.cohort.walks import WalkFits
 from loopscope.training.recipe import LastingFit, MapRecipe, WalkFit
-from loopscope.training.recipes import map_recipe
-from loopscope.training.trainer import Trainer
-from loopscope.training.walks import WalkFits
 from tests.test_cohort import check_gradient
 from tests.test_jobs import StoppedError, checkpoints, digests, settings_of, stop_after, store
 from tests.test_objectives import check_step, shaken_maps, shaken_models

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments import lasting
-from loopscope.experiments.composition import INDEPENDENT, PAPER_LONG, long_strings
-from loopscope.experiments.lasting import (
+from loopscope.maps import DiagonalLowRank
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk import lasting
+from loopscope.studies.graph_walk.composition import INDEPENDENT, PAPER_LONG, long_strings
+from loopscope.studies.graph_walk.lasting import (
     MARKS,
     STRINGS,
     Counted,
@@ -24,12 +26,10 @@ from loopscope.experiments.lasting import (
     spectrum,
     tables,
 )
-from loopscope.experiments.records import Facts, Predictions, Table
-from loopscope.experiments.subject import Subject, load_subject, walks
-from loopscope.maps import DiagonalLowRank
+from loopscope.studies.records import Facts, Predictions, Table
+from loopscope.studies.subject import Subject, load_subject, walks
 from loopscope.tasks.graph_walk import advance, all_starts, walk
 from loopscope.tasks.populations import population
-from loopscope.zoo import open_zoo
 from tests.toys import walked
 
 CPU = torch.device("cpu")

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.experiments.claims import ROWS, decide
-from loopscope.experiments.composition import INDEPENDENT
-from loopscope.experiments.evidence import Evidence, in_short
-from loopscope.experiments.lasting import FAMILIES, MARKS, Counted, tables
-from loopscope.experiments.records import Facts, Predictions, Record, records, save
-from loopscope.experiments.suite import LASTING, QUICK_LASTING
-from loopscope.report.contents import Listing, Report, Section
-from loopscope.report.graph_walks import SECTIONS, report_of
-from loopscope.report.lasting import accuracy, aim, checks, limiting, measured
-from loopscope.report.page import write_page
-from loopscope.report.traces import Panel, Trace, traces
-from loopscope.store import Store
+from loopscope.store.store import Store
+from loopscope.studies.claims import ROWS, decide
+from loopscope.studies.evidence import Evidence, in_short
+from loopscope.studies.graph_walk.composition import INDEPENDENT
+from loopscope.studies.graph_walk.lasting import FAMILIES, MARKS, Counted, tables
+from loopscope.studies.records import Facts, Predictions, Record, records, save
+from loopscope.studies.registry import LASTING, QUICK_LASTING
+from loopscope.studies.report.contents import Listing, Report, Section
+from loopscope.studies.report.lasting import accuracy, aim, checks, limiting, measured
+from loopscope.studies.report.page import write_page
+from loopscope.studies.report.sections import SECTIONS, report_of
+from loopscope.studies.report.traces import Panel, Trace, traces
 from loopscope.tasks.populations import population
 from tests.browser import installed
 from tests.planted import CHOSEN, MAIN

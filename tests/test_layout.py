@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config
+from loopscope.studies.recipes import tiny
 from loopscope.tasks.graph_walk import GraphWalk
-from loopscope.training import ops
-from loopscope.training.cohort import Cohort
-from loopscope.training.layout import Layout, Runs, SharedBeginnings, layout_of
-from loopscope.training.objective import Step
-from loopscope.training.ops import BEGUN, Weight, shared_rows
+from loopscope.training.cohort import ops
+from loopscope.training.cohort.cohort import Cohort
+from loopscope.training.cohort.layout import Layout, Runs, SharedBeginnings, layout_of
+from loopscope.training.cohort.objective import Step
+from loopscope.training.cohort.ops import BEGUN, Weight, shared_rows
+from loopscope.training.cohort.walks import WalkBackbones
 from loopscope.training.recipe import BackboneRecipe
-from loopscope.training.recipes import tiny
-from loopscope.training.walks import WalkBackbones
 
 SEEDS, CALLS = 3, 3
 sizes = pytest.mark.parametrize(("nodes", "batch"), [(3, 2), (4, 30), (5, 6), (10, 7)])

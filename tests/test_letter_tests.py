@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.lm.asking import asked
-from loopscope.lm.heads import STEP, Heads
-from loopscope.lm.letter_pairs import pairs
-from loopscope.lm.letter_tests import (
+from loopscope.execute.plain import plain_run
+from loopscope.maps import Dense
+from loopscope.measure.heads import STEP, Heads
+from loopscope.measure.replies import asked
+from loopscope.studies.letters.tests import (
     BASE,
     CONTENT,
     LAYER,
@@ -31,9 +32,8 @@ from loopscope.lm.letter_tests import (
     question_tokens,
     rows,
 )
-from loopscope.lm.letters import NAMES
-from loopscope.maps import Dense
-from loopscope.plain import plain_run
+from loopscope.tasks.letter_pairs import pairs
+from loopscope.tasks.letters import NAMES
 from tests.planted_letters import FIRST_NAME, LATE, PlantedWalker, Words, raising
 from tests.stack_tiny import CONFIGS, stack_from_config
 

@@ -11,10 +11,10 @@ from itertools import combinations, pairwise
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.lm import letter_pairs, letter_training, letters
-from loopscope.lm.letter_pairs import SETS, Pair
-from loopscope.lm.letter_training import BACKBONE, MAP
-from loopscope.lm.letters import HELD_OUT_TEMPLATE, NAMES, TEMPLATES, Letter
+from loopscope.tasks import letter_pairs, letter_training, letters
+from loopscope.tasks.letter_pairs import SETS, Pair
+from loopscope.tasks.letter_training import BACKBONE, MAP
+from loopscope.tasks.letters import HELD_OUT_TEMPLATE, NAMES, TEMPLATES, Letter
 
 ALPHABETICAL = Letter(NAMES, NAMES, "Alice", 2, 0)
 ALL_PAIRS = [pair for name in SETS for pair in letter_pairs.pairs(name)]

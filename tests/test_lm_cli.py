@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loopscope.lm import smollm2
+from loopscope.models import smollm2
 from tests.model_folders import ouro_folder, stack_folder, tiny_tokenizer
 from tests.ouro_tiny import golden
 from tests.test_cli import loopscope

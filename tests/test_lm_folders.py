@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.lm.folders import load, outline, weights_sha256
-from loopscope.lm.stacks import LoopedStack, stack_from_config
+from loopscope.models.folders import load, outline, weights_sha256
+from loopscope.models.stacks import LoopedStack, stack_from_config
 from tests.model_folders import stack_folder
 from tests.ouro_tiny import CONFIG, golden, weights, write_folder
 from tests.stack_tiny import CONFIGS

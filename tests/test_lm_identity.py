@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.experiments.language import load_language, measure_letters
-from loopscope.experiments.language_names import identity, identity_of, scale_of
-from loopscope.experiments.records import RECORD, config_of, load, records, save
-from loopscope.lm.folders import weights_sha256
-from loopscope.lm.identity import Identity, identify
-from loopscope.lm.steering import read_fitted
-from loopscope.lm.tuning import jobs
-from loopscope.lm.tuning.jobs import Settings, finetune, fit
 from loopscope.maps import map_key
-from loopscope.store import Store
+from loopscope.models.folders import weights_sha256
+from loopscope.models.identity import Identity, identify
+from loopscope.models.steering import read_fitted
+from loopscope.store.store import Store
+from loopscope.studies.language.names import identity, identity_of, scale_of
+from loopscope.studies.language.records import load_language, measure_letters
+from loopscope.studies.records import RECORD, config_of, load, records, save
+from loopscope.training.lm import jobs
+from loopscope.training.lm.jobs import Settings, finetune, fit
 from tests.model_folders import TEMPLATE, ouro_folder, put_tokenizer, stack_folder
 from tests.ouro_tiny import weights, write_folder
 from tests.test_cli import loopscope

@@ -15,13 +15,13 @@ from torch import Tensor
 from loopscope import F, J, Program
 from loopscope.address import Site
 from loopscope.errors import InputError, NotFiniteError
-from loopscope.lm import patching
-from loopscope.lm.folders import load
-from loopscope.lm.patching import compare, places, plain_of, recover
-from loopscope.lm.steering import InFull, load_step
-from loopscope.lm.text import load_tokenizer
+from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense, save_map
-from loopscope.plain import plain_run
+from loopscope.measure import patching
+from loopscope.measure.patching import compare, places, plain_of, recover
+from loopscope.models.folders import load
+from loopscope.models.steering import InFull, load_step
+from loopscope.models.text import load_tokenizer
 from tests.model_folders import ouro_folder, stack_folder
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.test_cli import loopscope

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.lm import sums
-from loopscope.lm.folders import load, outline, weights_sha256
-from loopscope.lm.identity import identify
-from loopscope.lm.kept import keep
-from loopscope.lm.sums import SUMS, check_files, sha256, write_sums
-from loopscope.lm.text import load_tokenizer
-from loopscope.lm.tuning.fresh import Shape, write_fresh
-from loopscope.lm.tuning.jobs import Settings, finetune
-from loopscope.lm.tuning.words import write_words
-from loopscope.store import Store
+from loopscope.models import checksums as sums
+from loopscope.models.checksums import SUMS, check_files, sha256, write_sums
+from loopscope.models.folders import load, outline, weights_sha256
+from loopscope.models.identity import identify
+from loopscope.models.kept import keep
+from loopscope.models.text import load_tokenizer
+from loopscope.store.store import Store
+from loopscope.training.lm.jobs import Settings, finetune
+from loopscope.training.lm.new_model import Shape, write_fresh
+from loopscope.training.lm.words import write_words
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
 from tests.tuning_tiny import small, sources, tuning_folder

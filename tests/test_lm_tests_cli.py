@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.experiments.language import load_language, measure_iterations, measure_letters
-from loopscope.experiments.records import RECORD, config_of, records
-from loopscope.lm import iteration_tests
-from loopscope.lm.folders import load, weights_sha256
-from loopscope.lm.heads import Heads
-from loopscope.lm.text import load_tokenizer
 from loopscope.maps import load_map, map_key
-from loopscope.store import Store
+from loopscope.measure.heads import Heads
+from loopscope.models.folders import load, weights_sha256
+from loopscope.models.text import load_tokenizer
+from loopscope.store.store import Store
+from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.studies.language.records import load_language, measure_iterations, measure_letters
+from loopscope.studies.records import RECORD, config_of, records
 from tests.test_cli import loopscope
 from tests.test_zoo import everything_under
 from tests.worded import worded_folder, worded_map

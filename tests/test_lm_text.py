@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.lm.text import giving_up_quietly, load_tokenizer
+from loopscope.models.text import giving_up_quietly, load_tokenizer
 from tests.model_folders import TEMPLATE, put_tokenizer, tiny_tokenizer
 
 TEXTS = ["ab 12 a", "", " a", "A! b<|im_end|>a", "000 1,2\n\nab"]

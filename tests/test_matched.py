@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, RESULT
 from loopscope.errors import DamagedError, InputError
-from loopscope.experiments.learning import curves, noted, notes
-from loopscope.experiments.matched import BEFORE, HOPS, measure, pairs, summary, tables
-from loopscope.experiments.records import Facts, Predictions, Row, Table
-from loopscope.experiments.subject import Subject, Walks, instances, load_subject
-from loopscope.plain import plain_run
+from loopscope.execute.plain import plain_run
 from loopscope.program import Program
-from loopscope.store import Store
+from loopscope.store.artefacts import BACKBONE, MAP, RESULT
+from loopscope.store.store import Store
+from loopscope.store.zoo import find, open_zoo
+from loopscope.studies.graph_walk.learning import curves, noted, notes
+from loopscope.studies.graph_walk.matched import BEFORE, HOPS, measure, pairs, summary, tables
+from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.studies.subject import Subject, Walks, instances, load_subject
 from loopscope.tasks.graph_walk import cycle_lengths
-from loopscope.zoo import find, open_zoo
 
 CPU = torch.device("cpu")
 TINY = "tiny-test"

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.experiments.mechanism import battery, crossing_runs, exchange, extra_call, rate
-from loopscope.experiments.subject import first_graphs, instances
 from loopscope.program import Program
+from loopscope.studies.graph_walk.mechanism import battery, crossing_runs, exchange, extra_call, rate
+from loopscope.studies.subject import first_graphs, instances
 
 CPU = torch.device("cpu")
 

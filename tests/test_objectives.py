@@ -15,15 +15,15 @@ from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer
 from loopscope.tasks import relations as relation_task
 from loopscope.tasks.populations import population
-from loopscope.training import parity, walks
-from loopscope.training.jobs import initial_model
-from loopscope.training.objective import Objective, Step, new_map
-from loopscope.training.parity import ParityBackbones, ParityFits
+from loopscope.training.cohort import parity, walks
+from loopscope.training.cohort.jobs import initial_model
+from loopscope.training.cohort.objective import Objective, Step, new_map
+from loopscope.training.cohort.parity import ParityBackbones, ParityFits
+from loopscope.training.cohort.relations import RelationBackbones, RelationFits
+from loopscope.training.cohort.stack import Stack
+from loopscope.training.cohort.trainer import Trainer
+from loopscope.training.cohort.walks import WalkBackbones, WalkFits
 from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, ParityFit, WalkFit
-from loopscope.training.relations import RelationBackbones, RelationFits
-from loopscope.training.stack import Stack
-from loopscope.training.trainer import Trainer
-from loopscope.training.walks import WalkBackbones, WalkFits
 from tests.test_cohort import check_gradient
 from tests.toys import (
     CPU,

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from loopscope.address import COMPONENTS, PER_HEAD, Address, Site
 from loopscope.errors import InputError
-from loopscope.execute import run, sweep
-from loopscope.lm.folders import build
-from loopscope.lm.ouro import OuroConfig, RMSNorm, exit_probabilities, rotate, turned
-from loopscope.lm.passes import LanguageModel, Turns, states
+from loopscope.execute.executor import run, sweep
+from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
-from loopscope.plain import plain_run
+from loopscope.models.folders import build
+from loopscope.models.ouro import OuroConfig, RMSNorm, exit_probabilities, rotate, turned
+from loopscope.models.passes import LanguageModel, Turns, states
 from loopscope.program import F, Run, as_program
 from tests.ouro_tiny import CONFIG, golden, ouro_map, tiny_ouro
 

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from loopscope.errors import InputError
-from loopscope.files import DRAFT, StoreError
-from loopscope.lm.readouts import write_tensors
-from loopscope.outputs import check_file, check_folder, found_at, only_writer, write_file
-from loopscope.report.contents import Report
-from loopscope.report.page import write_page
+from loopscope.measure.readouts import write_tensors
+from loopscope.store.files import DRAFT, StoreError
+from loopscope.store.outputs import check_file, check_folder, found_at, only_writer, write_file
+from loopscope.studies.report.contents import Report
+from loopscope.studies.report.page import write_page
 from tests.model_folders import stack_folder
 from tests.test_cli import loopscope
 
@@ -89,7 +89,7 @@ def test_one_writer_of_a_folder_at_a_time_and_no_links(tmp_path: Path, refused: 
 
 KILLED = """
 import pathlib, sys, time
-from loopscope.outputs import write_file
+from loopscope.store.outputs import write_file
 def fill(draft):
     draft.write_bytes(b"half")
     print("writing", flush=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loopscope.report.contents import Report
-from loopscope.report.page import write_page
+from loopscope.studies.report.contents import Report
+from loopscope.studies.report.page import write_page
 from tests.browser import chromium, demo_report, installed
 
 if TYPE_CHECKING:

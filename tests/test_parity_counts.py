@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments import parity_counts as counts_of
-from loopscope.experiments import parity_exact as exact_of
-from loopscope.experiments import parity_timing as timing_of
-from loopscope.experiments.parity_counts import QUICK, Counts, joined, measure, pieces, whole
-from loopscope.experiments.parity_lengths import at_exit
+from loopscope.execute.plain import plain_run
 from loopscope.maps import DiagonalLowRank
 from loopscope.model import LoopedTransformer
-from loopscope.plain import plain_run
 from loopscope.program import F, J
+from loopscope.studies.parity import counts as counts_of
+from loopscope.studies.parity import exact as exact_of
+from loopscope.studies.parity import timing as timing_of
+from loopscope.studies.parity.counts import QUICK, Counts, joined, measure, pieces, whole
+from loopscope.studies.parity.lengths import at_exit
 from loopscope.tasks.parity import evaluation_bits, fixed_length, make_batch
-from loopscope.training.jobs import initial_model
+from loopscope.training.cohort.jobs import initial_model
 from tests.tiny import tiny_map
 from tests.toys import toy_parity
 

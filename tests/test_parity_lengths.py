@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments import parity_lengths as lengths_of
-from loopscope.experiments import parity_timing as timing_of
-from loopscope.experiments.parity_counts import Counts
-from loopscope.experiments.parity_lengths import Band, at_exit, mean_over_lengths
 from loopscope.stats import fit_line
+from loopscope.studies.parity import lengths as lengths_of
+from loopscope.studies.parity import timing as timing_of
+from loopscope.studies.parity.counts import Counts
+from loopscope.studies.parity.lengths import Band, at_exit, mean_over_lengths
 
 Refused = Callable[..., str]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.lm.placement import after_each, between
+from loopscope.models.placement import after_each, between
 
 
 @pytest.mark.parametrize(

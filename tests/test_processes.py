@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.lm.tuning.processes import join, several, speaks
+from loopscope.training.lm.processes import join, several, speaks
 
 WHOLE = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

@@ -10,8 +10,8 @@ import pytest
 
 from loopscope.address import Address, Site
 from loopscope.errors import InputError
-from loopscope.execute import check_programs
-from loopscope.plan import Sizes
+from loopscope.execute.executor import check_programs
+from loopscope.execute.plan import Sizes
 from loopscope.program import MOST_CALLS, MOST_NESTED, Call, F, Given, J, Map, Patch, Program, Run, as_program, h
 
 PATTERN = Site(2, "pattern", None, (-1,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loopscope.execute import run, sweep
-from loopscope.plain import plain_run
+from loopscope.execute.executor import run, sweep
+from loopscope.execute.plain import plain_run
 from loopscope.program import F, J, Run
 from tests.tiny import ROWS, every_address, tiny_tokens
 

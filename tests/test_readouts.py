@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from loopscope.errors import InputError, NotFiniteError
-from loopscope.execute import run
-from loopscope.files import StoreError
-from loopscope.lm import readouts as module
-from loopscope.lm.readouts import readouts, write_readouts, write_tensors
+from loopscope.execute.executor import run
+from loopscope.measure import readouts as module
+from loopscope.measure.readouts import readouts, write_readouts, write_tensors
+from loopscope.store.files import StoreError
 from tests.ouro_tiny import golden, tiny_ouro
 from tests.stack_tiny import tiny_stack
 from tests.tiny import ROWS, tiny_tokens

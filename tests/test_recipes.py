@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.manifest import artefact_key
 from loopscope.model import LoopedTransformer, ModelConfig
+from loopscope.store.manifest import artefact_key
+from loopscope.studies.costs import training_flops
+from loopscope.studies.recipes import RECIPES, backbone_recipe, map_recipe, recipe
 from loopscope.tasks.populations import HELD_OUT, population
-from loopscope.training import parity, relations
-from loopscope.training.costs import training_flops
-from loopscope.training.jobs import initial_model
-from loopscope.training.objective import new_map
+from loopscope.training.cohort import parity, relations
+from loopscope.training.cohort.jobs import initial_model
+from loopscope.training.cohort.objective import new_map
 from loopscope.training.recipe import (
     BackboneRecipe,
     GraphData,
@@ -29,7 +30,6 @@ from loopscope.training.recipe import (
     Schedule,
     WalkFit,
 )
-from loopscope.training.recipes import RECIPES, backbone_recipe, map_recipe, recipe
 
 WALKS = ["d8l6", "d8l8", "matched-final", "matched-stepwise", "n8-d8l8"]
 ONE_CALL = ["stay", "one", "two"]

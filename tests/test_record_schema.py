@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import DamagedError
-from loopscope.experiments.language_layouts import LANGUAGE_LAYOUTS
-from loopscope.experiments.layouts import LAYOUTS
-from loopscope.experiments.reading import EVERY_LAYOUT, read
-from loopscope.experiments.records import ABOUT, RECORD, SUFFIX, open_results
-from loopscope.experiments.suite import EXPERIMENTS
-from loopscope.store import Artefact, Store
+from loopscope.store.store import Artefact, Store
+from loopscope.studies.language.layouts import LANGUAGE_LAYOUTS
+from loopscope.studies.layouts import LAYOUTS
+from loopscope.studies.reading import EVERY_LAYOUT, read
+from loopscope.studies.records import ABOUT, RECORD, SUFFIX, open_results
+from loopscope.studies.registry import EXPERIMENTS
 from tests.test_cli import loopscope
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from loopscope.lm.folders import load
-from loopscope.lm.tuning.batches import Unit
-from loopscope.lm.tuning.checks import Checks
-from loopscope.lm.tuning.objective import Objective
-from loopscope.lm.tuning.processes import Processes
-from loopscope.lm.tuning.recipes import recipe
-from loopscope.lm.tuning.recording import ANSWERS, LENGTH, TARGETS, padded
-from loopscope.lm.tuning.trainer import Tuner
 from loopscope.maps import Dense
+from loopscope.models.folders import load
+from loopscope.studies.language.recipes import recipe
+from loopscope.training.lm.batches import Unit
+from loopscope.training.lm.checks import Checks
+from loopscope.training.lm.cuda_graphs import ANSWERS, LENGTH, TARGETS, padded
+from loopscope.training.lm.objective import Objective
+from loopscope.training.lm.processes import Processes
+from loopscope.training.lm.trainer import Tuner
 from tests.tuning_tiny import tuning_data, tuning_folder
 
 POSITIONS = 2048

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, RESULT
 from loopscope.errors import DamagedError, InputError
-from loopscope.experiments.records import ABOUT, RECORD, Facts, Record, config_of, load, pack, records, save, unpack
-from loopscope.experiments.subject import load_subject
-from loopscope.store import Store
-from loopscope.zoo import open_zoo
+from loopscope.store.artefacts import BACKBONE, RESULT
+from loopscope.store.store import Store
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.records import ABOUT, RECORD, Facts, Record, config_of, load, pack, records, save, unpack
+from loopscope.studies.subject import load_subject
 
 FACTS = Facts("toy-3", "ab" * 32, loops=2, depth=2, nodes=16, heads=2, fits={"one": 2, "stay": 1})
 INPUTS = {BACKBONE: "ab" * 32, "one-1": "cd" * 32, "one-2": "ef" * 32}

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language_judges import native
-from loopscope.experiments.language_layouts import LANGUAGE_LAYOUTS
-from loopscope.experiments.language_names import identity
-from loopscope.experiments.language_tables import tables
-from loopscope.experiments.records import RECORD, config_of, load, open_results
-from loopscope.manifest import artefact_key, digest
-from loopscope.store import Artefact, Store
+from loopscope.store.manifest import artefact_key, digest
+from loopscope.store.store import Artefact, Store
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.language.judges import native
+from loopscope.studies.language.layouts import LANGUAGE_LAYOUTS
+from loopscope.studies.language.names import identity
+from loopscope.studies.language.tables import tables
+from loopscope.studies.records import RECORD, config_of, load, open_results
 
 NUMBERS = "98b29310572a592e49e88bef114326eafcaac7fdfb40990e4d0d5039988d2e47"
 """Of every share in every table of every record: right answers, of how many, under which name."""

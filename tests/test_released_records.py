@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from loopscope.artefacts import BACKBONE, MAP, name_of
-from loopscope.experiments import parity_exact
-from loopscope.experiments.campaign import inputs_of, measured, steps
-from loopscope.experiments.records import RECORD, config_of, load, open_results
-from loopscope.experiments.subject import Subject, load_subject
-from loopscope.experiments.suite import (
+from loopscope.maps import DiagonalLowRank, map_files
+from loopscope.store.artefacts import BACKBONE, MAP, name_of
+from loopscope.store.manifest import artefact_key
+from loopscope.store.store import Artefact, Store
+from loopscope.store.zoo import find, open_zoo
+from loopscope.studies.parity import exact as parity_exact
+from loopscope.studies.recipes import map_recipe
+from loopscope.studies.records import RECORD, config_of, load, open_results
+from loopscope.studies.registry import (
     COHORTS,
     EXPERIMENTS,
     LASTING,
@@ -22,11 +25,8 @@ from loopscope.experiments.suite import (
     Selection,
     selection,
 )
-from loopscope.manifest import artefact_key
-from loopscope.maps import DiagonalLowRank, map_files
-from loopscope.store import Artefact, Store
-from loopscope.training.recipes import map_recipe
-from loopscope.zoo import find, open_zoo
+from loopscope.studies.runner import inputs_of, measured, steps
+from loopscope.studies.subject import Subject, load_subject
 from tests.toys import CPU
 
 

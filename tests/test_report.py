@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.experiments.records import Row, Table
-from loopscope.files import StoreError
-from loopscope.report import drawing
-from loopscope.report.contents import HOLDS, NOW, Cost, Figure, LedgerRow, Report, Section, percent
-from loopscope.report.dots import rates
-from loopscope.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
-from loopscope.report.heat import Walk, heat_maps, label_heat
-from loopscope.report.page import alone, html, write_page
-from loopscope.report.tables import duration
+from loopscope.store.files import StoreError
+from loopscope.studies.records import Row, Table
+from loopscope.studies.report import drawing
+from loopscope.studies.report.contents import HOLDS, NOW, Cost, Figure, LedgerRow, Report, Section, percent
+from loopscope.studies.report.dots import rates
+from loopscope.studies.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
+from loopscope.studies.report.heat import Walk, heat_maps, label_heat
+from loopscope.studies.report.page import alone, html, write_page
+from loopscope.studies.report.tables import duration
 from tests.browser import demo_report, demo_tables, share, walk
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -377,7 +377,7 @@ def test_figures_of_nothing(refused: Callable[..., str]) -> None:
 def test_only_drawing_needs_matplotlib() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "import loopscope.report.page\n"
+        "import loopscope.studies.report.page\n"
         "from loopscope.errors import InputError\n"
         "for name in ('figures', 'heat'):\n"
         "    try: __import__(f'loopscope.report.{name}')\n"

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.experiments.claims import CLAIMS, NOT_RUN, ROWS, decide
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import LANGUAGE
-from loopscope.experiments.records import records
-from loopscope.experiments.suite import COHORTS, EXPERIMENTS
 from loopscope.maps import map_files
 from loopscope.model import LoopedTransformer, graph_walk_config
-from loopscope.store import Store
-from loopscope.zoo import VARIABLE
+from loopscope.store.store import Store
+from loopscope.store.zoo import VARIABLE
+from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, decide
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.records import records
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from tests.test_cli import loopscope
 from tests.test_graph_walk_report import (
     CONFIRMED,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from loopscope.artefacts import load_backbone, load_fit
-from loopscope.experiments.scores import score_walks
-from loopscope.store import Store
+from loopscope.store.artefacts import load_backbone, load_fit
+from loopscope.store.store import Store
+from loopscope.studies.graph_walk.scores import score_walks
+from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.tasks.graph_walk import GraphWalk, advance, all_starts
 from loopscope.tasks.populations import population
-from loopscope.training.jobs import Settings, fit, train
-from loopscope.training.recipes import backbone_recipe, map_recipe
+from loopscope.training.cohort.jobs import Settings, fit, train
 
 CPU = Settings(torch.device("cpu"))
 

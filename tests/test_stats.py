@@ -10,14 +10,6 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.proportion import proportion_confint
 
 from loopscope.errors import InputError
-from loopscope.phase import (
-    coherence,
-    coherence_by_chance,
-    drift_bootstrap,
-    phase_robust,
-    phase_unwrapped,
-    project_bands,
-)
 from loopscope.stats import (
     Estimate,
     Tally,
@@ -31,6 +23,14 @@ from loopscope.stats import (
     sign_test,
     tally,
     wilson,
+)
+from loopscope.studies.parity.phase import (
+    coherence,
+    coherence_by_chance,
+    drift_bootstrap,
+    phase_robust,
+    phase_unwrapped,
+    project_bands,
 )
 
 

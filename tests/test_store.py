@@ -21,9 +21,9 @@ from safetensors.torch import save
 
 import loopscope
 from loopscope.errors import DamagedError, InputError, LoopscopeError, NewerError
-from loopscope.files import StoreError
-from loopscope.manifest import MANIFEST, artefact_key, manifest_text, parse_tensors
-from loopscope.store import Artefact, Store
+from loopscope.store.files import StoreError
+from loopscope.store.manifest import MANIFEST, artefact_key, manifest_text, parse_tensors
+from loopscope.store.store import Artefact, Store
 
 
 @pytest.fixture

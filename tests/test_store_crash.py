@@ -28,9 +28,9 @@ import pytest
 import torch
 
 from loopscope.errors import DamagedError, LoopscopeError, NewerError
-from loopscope.files import StoreError
-from loopscope.manifest import MANIFEST, artefact_key, manifest_text
-from loopscope.store import Artefact, Store
+from loopscope.store.files import StoreError
+from loopscope.store.manifest import MANIFEST, artefact_key, manifest_text
+from loopscope.store.store import Artefact, Store
 
 # What the children do -------------------------------------------------------------------------------------------------
 

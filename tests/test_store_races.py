@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from loopscope.files import new_folder, remove_dead_drafts, write_synced
-from loopscope.store import Store
+from loopscope.store.files import new_folder, remove_dead_drafts, write_synced
+from loopscope.store.store import Store
 from loopscope.tasks.populations import held_out
-from loopscope.training import jobs
+from loopscope.training.cohort import jobs
 from tests.test_jobs import settings_of
 from tests.test_store_crash import Nursery, die_before, drafts, outcome_of, public_folder, say, serve, write_one
 from tests.test_training_crash import BACKBONES, told

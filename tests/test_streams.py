@@ -13,7 +13,7 @@ from loopscope.tasks import relations
 from loopscope.tasks.graph_walk import codes_of
 from loopscope.tasks.parity import make_batch
 from loopscope.tasks.populations import held_out
-from loopscope.training.streams import BitStream, GraphStream, QueryStream, absorb, below, bits, stream_key
+from loopscope.training.cohort.streams import BitStream, GraphStream, QueryStream, absorb, below, bits, stream_key
 
 
 def splitmix(key: int, counter: int) -> int:

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments.records import Facts, Record
-from loopscope.experiments.subject import Subject, load_subject, walks
-from loopscope.experiments.suite import (
+from loopscope.program import F, J, Program
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk.trajectories import Trajectory, increments
+from loopscope.studies.recipes import backbone_recipe, map_recipe
+from loopscope.studies.records import Facts, Record
+from loopscope.studies.registry import (
     COHORTS,
     EXPERIMENTS,
     MECHANISM,
@@ -31,13 +34,10 @@ from loopscope.experiments.suite import (
     select,
     selection,
 )
-from loopscope.experiments.trajectories import Trajectory, increments
-from loopscope.program import F, J, Program
+from loopscope.studies.subject import Subject, load_subject, walks
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
 from loopscope.training.recipe import WalkFit
-from loopscope.training.recipes import backbone_recipe, map_recipe
-from loopscope.zoo import open_zoo
 
 ROLES: tuple[Role, ...] = ("main", "mechanism", "other")
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments.records import Facts, Predictions, Row
-from loopscope.experiments.subject import Subject, instances, load_subject, walks
-from loopscope.experiments.switching import (
+from loopscope.execute.plain import plain_run
+from loopscope.program import Program
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk.switching import (
     AT_ANSWER,
     LAYERS,
     PARTS,
@@ -24,9 +25,8 @@ from loopscope.experiments.switching import (
     subsets,
     tables,
 )
-from loopscope.plain import plain_run
-from loopscope.program import Program
-from loopscope.zoo import open_zoo
+from loopscope.studies.records import Facts, Predictions, Row
+from loopscope.studies.subject import Subject, instances, load_subject, walks
 
 CPU = torch.device("cpu")
 TINY = "tiny-test"

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments.records import Facts, Table
-from loopscope.experiments.subject import Subject, Walks, instances, load_subject, walks
-from loopscope.experiments.targets import ANSWERS, claim_one, claim_two, conditions, measure, share, tables
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk.targets import ANSWERS, claim_one, claim_two, conditions, measure, share, tables
+from loopscope.studies.records import Facts, Table
+from loopscope.studies.subject import Subject, Walks, instances, load_subject, walks
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
-from loopscope.zoo import open_zoo
 
 CPU = torch.device("cpu")
 TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})

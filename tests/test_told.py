@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from loopscope.experiments.claims import decide
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.lineage import lineage
-from loopscope.experiments.records import open_results, records
-from loopscope.report.ledger import markdown
+from loopscope.studies.claims import decide
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.lineage import lineage
+from loopscope.studies.records import open_results, records
+from loopscope.studies.report.ledger import markdown
 from tests.told import depths, letters, readme, replies, walks
 from tests.told.elsewhere import ELSEWHERE
 from tests.told.sentences import DECIMAL, FIELD, FINDINGS, README, ROOT, Known, Section, page, pattern

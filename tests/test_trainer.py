@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from loopscope.training.cohort import Precision
-from loopscope.training.jobs import initial_model
-from loopscope.training.objective import Step
-from loopscope.training.parity import ParityBackbones
+from loopscope.training.cohort.cohort import Precision
+from loopscope.training.cohort.jobs import initial_model
+from loopscope.training.cohort.objective import Step
+from loopscope.training.cohort.parity import ParityBackbones
+from loopscope.training.cohort.relations import RelationBackbones
+from loopscope.training.cohort.stack import Stack
+from loopscope.training.cohort.streams import absorb
+from loopscope.training.cohort.trainer import LOSS_SCALES, Failure, Selected, Trainer
+from loopscope.training.cohort.walks import WalkBackbones
 from loopscope.training.recipe import Schedule, Stage
-from loopscope.training.relations import RelationBackbones
-from loopscope.training.stack import Stack
-from loopscope.training.streams import absorb
-from loopscope.training.trainer import LOSS_SCALES, Failure, Selected, Trainer
-from loopscope.training.walks import WalkBackbones
 from tests.toys import (
     CPU,
     ends,

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from loopscope.artefacts import load_backbone, load_fit, name_of
-from loopscope.manifest import MANIFEST, manifest_text
-from loopscope.store import Artefact, Store
-from loopscope.training import jobs, recipes
-from loopscope.zoo import VARIABLE
+from loopscope.store.artefacts import load_backbone, load_fit, name_of
+from loopscope.store.manifest import MANIFEST, manifest_text
+from loopscope.store.store import Artefact, Store
+from loopscope.store.zoo import VARIABLE
+from loopscope.studies import recipes
+from loopscope.training.cohort import jobs
 from tests.test_cli import loopscope
 from tests.test_jobs import breaking, digest_of
 from tests.toys import toy_map, toy_relation_map, toy_relations, toy_walk

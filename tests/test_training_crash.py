@@ -22,12 +22,12 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.manifest import MANIFEST
 from loopscope.model import LoopedTransformer
-from loopscope.store import Store
+from loopscope.store.manifest import MANIFEST
+from loopscope.store.store import Store
 from loopscope.tasks.populations import held_out
-from loopscope.training import jobs
-from loopscope.training.jobs import Finished, Progress
+from loopscope.training.cohort import jobs
+from loopscope.training.cohort.jobs import Finished, Progress
 from loopscope.training.recipe import BackboneRecipe, Schedule
 from tests.test_jobs import StoppedError, checkpoints, settings_of, stop_after
 from tests.test_store_crash import Nursery, drafts, gate_at, outcome_of, say, serve

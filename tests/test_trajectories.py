@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.experiments.records import Facts
-from loopscope.experiments.subject import Subject, load_subject
-from loopscope.experiments.trajectories import (
+from loopscope.model import LoopedTransformer, ModelConfig, attention_pattern, causal
+from loopscope.store.zoo import open_zoo
+from loopscope.studies.graph_walk.trajectories import (
     Trajectory,
     by_label,
     frequencies,
@@ -23,10 +23,10 @@ from loopscope.experiments.trajectories import (
     tables,
     trajectory,
 )
-from loopscope.model import LoopedTransformer, ModelConfig, attention_pattern, causal
+from loopscope.studies.records import Facts
+from loopscope.studies.subject import Subject, load_subject
 from loopscope.tasks.graph_walk import GraphWalk, advance, all_starts, walk
 from loopscope.tasks.populations import population
-from loopscope.zoo import open_zoo
 
 CPU = torch.device("cpu")
 D8L6 = Facts("planted", "", loops=6, depth=8, nodes=10, heads=4, fits={})

@@ -13,16 +13,16 @@ import torch
 from transformers import Adafactor as Reference
 
 from loopscope.errors import InputError
-from loopscope.lm.folders import load
-from loopscope.lm.passes import Cache, states
-from loopscope.lm.placement import between
-from loopscope.lm.tuning import memory
-from loopscope.lm.tuning.batches import Row, units
-from loopscope.lm.tuning.objective import Objective, narrow_products
-from loopscope.lm.tuning.optimisers import Adafactor
-from loopscope.lm.tuning.recipes import recipe
 from loopscope.maps import Dense
+from loopscope.models.folders import load
+from loopscope.models.passes import Cache, states
+from loopscope.models.placement import between
 from loopscope.program import F
+from loopscope.studies.language.recipes import recipe
+from loopscope.training.lm import memory
+from loopscope.training.lm.batches import Row, units
+from loopscope.training.lm.objective import Objective, narrow_products
+from loopscope.training.lm.optimisers import Adafactor
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.stack_tiny import tiny_stack
 from tests.tuning_tiny import small, tuning_data, tuning_folder

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from loopscope.cli.bench.tuning import bench_tuning
 from loopscope.errors import InputError
-from loopscope.lm.tuning.bench import bench_tuning
-from loopscope.lm.tuning.checks import Checks
-from loopscope.lm.tuning.recipes import recipe
-from loopscope.lm.tuning.trainer import Tuner
+from loopscope.studies.language.recipes import recipe
+from loopscope.training.lm.checks import Checks
+from loopscope.training.lm.trainer import Tuner
 from tests.test_cli import loopscope
 from tests.tuning_tiny import small, tuning_folder
 

@@ -14,16 +14,16 @@ import torch.nn.functional as nnf
 from transformers import AutoTokenizer
 
 from loopscope.errors import InputError
-from loopscope.lm import antonyms, general_text, iteration_tasks, iterations, letter_training, letters
-from loopscope.lm.folders import load
-from loopscope.lm.general_text import tokens_beside
-from loopscope.lm.passes import states
-from loopscope.lm.text import load_tokenizer
-from loopscope.lm.tuning.batches import Line, Reading, Row, chat_rows, text_rows, units
-from loopscope.lm.tuning.objective import Objective
-from loopscope.lm.tuning.questions import Earlier, Example, Text, Turn, examples, joined, questions, texts
-from loopscope.lm.tuning.recipes import RECIPES, recipe
-from loopscope.lm.tuning.trainer import answers_since
+from loopscope.models.folders import load
+from loopscope.models.passes import states
+from loopscope.models.text import load_tokenizer
+from loopscope.studies.language.recipes import RECIPES, recipe
+from loopscope.tasks import antonyms, general_text, iteration_tasks, iterations, letter_training, letters
+from loopscope.tasks.general_text import tokens_beside
+from loopscope.training.lm.batches import Line, Reading, Row, chat_rows, text_rows, units
+from loopscope.training.lm.objective import Objective
+from loopscope.training.lm.questions import Earlier, Example, Text, Turn, examples, joined, questions, texts
+from loopscope.training.lm.trainer import answers_since
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.tuning_tiny import small, tuning_data, tuning_folder
 
@@ -281,7 +281,7 @@ def test_losses_of_passes_add_up_to_the_average(
     folder: Path, averaging: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against every row alone, unpadded, with the model's own logits."""
-    monkeypatch.setattr("loopscope.lm.tuning.objective.ROWS", rows_at_once)
+    monkeypatch.setattr("loopscope.training.lm.objective.ROWS", rows_at_once)
     model = load(folder)
     lengths = [(9, 5), (12, 10), (7, 1), (5, 3), (12, 4)]
     loops = [3] * 5 if averaging == "micro-batch" else [3, 1, 2, 3, 1]

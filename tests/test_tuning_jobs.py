@@ -17,16 +17,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from loopscope.errors import DamagedError, InputError, NotFiniteError
-from loopscope.lm.decoding import generate
-from loopscope.lm.folders import load, weights_sha256
-from loopscope.lm.identity import identify
-from loopscope.lm.tuning import jobs
-from loopscope.lm.tuning.batches import Unit
-from loopscope.lm.tuning.jobs import Finished, Progress, Settings, finetune, fit
-from loopscope.lm.tuning.objective import Objective
-from loopscope.lm.tuning.recipe import Recipe
 from loopscope.maps import load_map
-from loopscope.store import Store
+from loopscope.models.decoding import generate
+from loopscope.models.folders import load, weights_sha256
+from loopscope.models.identity import identify
+from loopscope.store.store import Store
+from loopscope.training.lm import jobs
+from loopscope.training.lm.batches import Unit
+from loopscope.training.lm.jobs import Finished, Progress, Settings, finetune, fit
+from loopscope.training.lm.objective import Objective
+from loopscope.training.lm.recipe import Recipe
 from tests.test_cli import loopscope
 from tests.tuning_tiny import small, sources, text_files, tuning_folder
 from tests.tuning_together import StoppedError, together
@@ -206,9 +206,9 @@ def test_a_map_by_steps_may_grow_from_depth_one(tmp_path: Path) -> None:
 
 def test_checks_see_what_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the questions of the check as the examples of every update, a small model learns their answers by heart."""
-    from loopscope.lm import letters
-    from loopscope.lm.tuning import batches
-    from loopscope.lm.tuning.questions import Example
+    from loopscope.tasks import letters
+    from loopscope.training.lm import batches
+    from loopscope.training.lm.questions import Example
 
     def by_heart(recipe: Recipe, turn: int, deepest: int | None = None) -> tuple[Example, ...]:
         asked = [letters.evaluation(k)[0] for k in (1, 2)]
@@ -248,7 +248,7 @@ def test_what_cannot_be_done(tmp_path: Path, refused: Callable[..., str], monkey
     assert "rank 128 does not fit width 16" in refused(InputError, asked("antonym-map"))
     assert "lm fit" in refused(InputError, finetune, folder, small("letter-map"), out, Store(store), Settings(CPU))
     assert "lm finetune" in refused(InputError, fit, folder, small("letter"), Store(store), Settings(CPU))
-    monkeypatch.setattr("loopscope.lm.tuning.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("loopscope.training.lm.memory.free_memory", lambda device: 1000)
     assert "smaller passes take less" in refused(InputError, asked("smol-letter"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["llama"]
 

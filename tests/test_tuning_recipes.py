@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.lm.tuning.recipe import changed
-from loopscope.lm.tuning.recipes import RECIPES, recipe
+from loopscope.studies.language.recipes import RECIPES, recipe
+from loopscope.training.lm.recipe import changed
 
 
 def test_numbers_of_the_paper() -> None:

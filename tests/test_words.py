@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from loopscope.errors import InputError
-from loopscope.lm import letters
-from loopscope.lm.asking import asked
-from loopscope.lm.folders import load
-from loopscope.lm.general_text import CHUNK, chunks, read
-from loopscope.lm.letter_pairs import SETS, check_aligned, pairs
-from loopscope.lm.letter_tests import answer_tokens
-from loopscope.lm.letter_training import held, lookups, retold
-from loopscope.lm.text import Tokenizer, load_tokenizer
-from loopscope.lm.tuning.words import UNKNOWN, write_words
+from loopscope.measure.replies import asked
+from loopscope.models.folders import load
+from loopscope.models.text import Tokenizer, load_tokenizer
+from loopscope.studies.letters.tests import answer_tokens
+from loopscope.tasks import letters
+from loopscope.tasks.general_text import CHUNK, chunks, read
+from loopscope.tasks.letter_pairs import SETS, check_aligned, pairs
+from loopscope.tasks.letter_training import held, lookups, retold
+from loopscope.training.lm.words import UNKNOWN, write_words
 from tests.test_cli import loopscope
 
 

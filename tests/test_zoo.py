@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import loopscope
-from loopscope.artefacts import load_backbone, load_fit, name_of
 from loopscope.errors import DamagedError, InputError
-from loopscope.manifest import MANIFEST
 from loopscope.maps import AffineMap, Dense, map_files
 from loopscope.model import LoopedTransformer
-from loopscope.store import Artefact, Store
-from loopscope.zoo import VARIABLE, add, entries, find, open_zoo, readable_entries, verify, zoo_folder
+from loopscope.store.artefacts import load_backbone, load_fit, name_of
+from loopscope.store.manifest import MANIFEST
+from loopscope.store.store import Artefact, Store
+from loopscope.store.zoo import VARIABLE, add, entries, find, open_zoo, readable_entries, verify, zoo_folder
 from tests.tiny import tiny_map, tiny_model, tiny_tokens
 
 Refused = Callable[..., str]

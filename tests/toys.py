@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopscope.training.objective import Objective
+from loopscope.studies.recipes import backbone_recipe, map_recipe
+from loopscope.training.cohort.objective import Objective
+from loopscope.training.cohort.trainer import Trainer
 from loopscope.training.recipe import (
     BackboneRecipe,
     MapRecipe,
@@ -20,8 +22,6 @@ from loopscope.training.recipe import (
     Stage,
     WalkFit,
 )
-from loopscope.training.recipes import backbone_recipe, map_recipe
-from loopscope.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
-from loopscope.lm.passes import states
-from loopscope.lm.tuning.jobs import Settings, finetune, fit
+from loopscope.models.passes import states
 from loopscope.program import F
-from loopscope.store import Store
+from loopscope.store.store import Store
+from loopscope.training.lm.jobs import Settings, finetune, fit
 from tests.ouro_tiny import tiny_ouro
 from tests.tuning_tiny import small, sources, tuning_folder
 

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from loopscope.lm import antonyms, iterations, letters
-from loopscope.lm.folders import build
-from loopscope.lm.general_text import Source, is_validation, pool
-from loopscope.lm.text import load_tokenizer
-from loopscope.lm.tuning.batches import Data
-from loopscope.lm.tuning.recipe import Recipe
-from loopscope.lm.tuning.recipes import recipe
+from loopscope.models.folders import build
+from loopscope.models.text import load_tokenizer
+from loopscope.studies.language.recipes import recipe
+from loopscope.tasks import antonyms, iterations, letters
+from loopscope.tasks.general_text import Source, is_validation, pool
+from loopscope.training.lm.batches import Data
+from loopscope.training.lm.recipe import Recipe
 from tests.model_folders import SPECIAL
 from tests.ouro_tiny import CONFIG
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from loopscope.lm.tuning.jobs import Progress, Settings, finetune, fit
-from loopscope.store import Store
+from loopscope.store.store import Store
+from loopscope.training.lm.jobs import Progress, Settings, finetune, fit
 from tests.tuning_tiny import small, sources
 
 

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from loopscope.lm.antonyms import PARTNER
-from loopscope.lm.letters import NAMES
-from loopscope.lm.stacks import stack_from_config
 from loopscope.maps import Dense, save_map
+from loopscope.models.stacks import stack_from_config
+from loopscope.tasks.antonyms import PARTNER
+from loopscope.tasks.letters import NAMES
 from tests.model_folders import SPECIAL, TEMPLATE
 
 WORDS = [*SPECIAL, *NAMES, *PARTNER, *map(str, range(10)), "Monday", "Tuesday", ".", "user", "assistant", "letter"]

@@ -20,7 +20,7 @@ def bench_patching(as_json: AsJson = False) -> None:
     """Patching sweeps the plain way (one full run each, as hook-based tools do) and by the executor."""
     import torch
 
-    from loopscope import bench
+    from loopscope.cli.bench import patching as bench
 
     with spinner() as tell:
         timings = bench.bench_patching(tell)
@@ -43,8 +43,8 @@ def bench_train(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto", as_json: AsJson = False
 ) -> None:
     """Training: the plain eager loop of a recipe, and ours.  On a CPU the tiny recipes, on a GPU those of the paper."""
-    from loopscope.training.bench import bench_training
-    from loopscope.training.jobs import pick_device
+    from loopscope.cli.bench.training import bench_training
+    from loopscope.training.cohort.jobs import pick_device
 
     chosen = pick_device(device)
     with spinner() as tell:
@@ -72,9 +72,9 @@ def bench_tune(
     as_json: AsJson = False,
 ) -> None:
     """Updates of a language model: the plain way, with compiled layers, with recorded passes; a CPU has the first."""
-    from loopscope.lm.tuning.bench import bench_tuning
-    from loopscope.lm.tuning.recipes import recipe as named
-    from loopscope.training.jobs import pick_device
+    from loopscope.cli.bench.tuning import bench_tuning
+    from loopscope.studies.language.recipes import recipe as named
+    from loopscope.training.cohort.jobs import pick_device
 
     asked, chosen = named(recipe, changes or ()), pick_device(device)
     with spinner() as tell:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from loopscope.cli.app import print_table, say
 
 if TYPE_CHECKING:
-    from loopscope.experiments.claims import Verdict
-    from loopscope.experiments.evidence import Control
     from loopscope.stats import Estimate
+    from loopscope.studies.claims import Verdict
+    from loopscope.studies.evidence import Control
 
 
 def print_ledger(verdicts: Sequence[Verdict]) -> None:
     """The table, then what stands beside its rows, and what was changed of the protocol."""
-    from loopscope.report.ledger import asides, known_changes, protocol, summary
+    from loopscope.studies.report.ledger import asides, known_changes, protocol, summary
 
     lists = known_changes(verdicts)
     print_table(
@@ -34,7 +34,7 @@ def print_ledger(verdicts: Sequence[Verdict]) -> None:
 
 def _ours(verdict: Verdict) -> tuple[str, ...]:
     """Our number, its interval, and how many instances it is of, a line each."""
-    from loopscope.report.ledger import interval
+    from loopscope.studies.report.ledger import interval
 
     counted = "" if verdict.n is None else f"n = {verdict.n:,}"
     return tuple(filter(None, (verdict.ours, interval(verdict), counted)))

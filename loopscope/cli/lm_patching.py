@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from loopscope.lm.folders import Adapter
-    from loopscope.lm.passes import Boundary
-    from loopscope.lm.patching import Recovery, Said
-    from loopscope.lm.steering import InFull, Provenance
-    from loopscope.lm.text import Tokenizer
+    from loopscope.measure.patching import Recovery, Said
+    from loopscope.models.folders import Adapter
+    from loopscope.models.passes import Boundary
+    from loopscope.models.steering import InFull, Provenance
+    from loopscope.models.text import Tokenizer
 
 Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
 Maps = Annotated[list[str] | None, typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J (repeatable).")]
@@ -79,8 +79,8 @@ def lm_patch(
 
     A program is compared with itself without its patches or, if it has none, without its maps.
     """
-    from loopscope.lm.patching import check, compare
-    from loopscope.lm.readouts import write_tensors
+    from loopscope.measure.patching import check, compare
+    from loopscope.measure.readouts import write_tensors
     from loopscope.program import Program
 
     whole("--top", top, 1, VOCABULARY)
@@ -151,8 +151,8 @@ def lm_sweep(
     In percent of the logit difference between both texts' answers, the likeliest next tokens without a patch.
     """
     from loopscope.address import Site
-    from loopscope.lm.patching import check, places, recover
-    from loopscope.lm.readouts import write_tensors
+    from loopscope.measure.patching import check, places, recover
+    from loopscope.measure.readouts import write_tensors
     from loopscope.program import F, as_program
 
     if len(text) != len(source):
@@ -214,7 +214,7 @@ class _Job:
         self, names: Sequence[str], texts: Sequence[str], chat: bool, like: tuple[str, Tensor] | None = None
     ) -> Tensor:
         """Texts as tokens [texts, T]; InputError unless all have as many tokens as the first, and as `like`."""
-        from loopscope.lm.decoding import pad_left
+        from loopscope.models.decoding import pad_left
 
         prompts = [encoded(self.tokenizer, text, chat) for text in texts]
         first, wanted = (names[0], len(prompts[0])) if like is None else (like[0], like[1].shape[1])
@@ -225,8 +225,8 @@ class _Job:
 
     def load(self, tell: Callable[[str], None]) -> tuple[Adapter, dict[str, InFull]]:
         """The model and the maps on their device."""
-        from loopscope.lm.folders import load
-        from loopscope.lm.passes import PRECISIONS
+        from loopscope.models.folders import load
+        from loopscope.models.passes import PRECISIONS
 
         tell("loading")
         model = load(self.folder, boundary=self.boundary, device=self.device, dtype=PRECISIONS[self.dtype])
@@ -247,11 +247,11 @@ def _job(
     out: Path | None, force: bool,
 ) -> _Job:  # fmt: skip
     quiet_transformers()
-    from loopscope.lm.folders import outline
-    from loopscope.lm.passes import precision_named
-    from loopscope.lm.steering import InFull, check_fitted, load_step
-    from loopscope.lm.text import load_tokenizer
-    from loopscope.training.jobs import pick_device
+    from loopscope.models.folders import outline
+    from loopscope.models.passes import precision_named
+    from loopscope.models.steering import InFull, check_fitted, load_step
+    from loopscope.models.text import load_tokenizer
+    from loopscope.training.cohort.jobs import pick_device
 
     ending = ending_named(boundary)
     precision_named(dtype)

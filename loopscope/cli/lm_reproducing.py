@@ -17,7 +17,7 @@ from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
-    from loopscope.experiments.records import Record
+    from loopscope.studies.records import Record
 
 
 @lm_app.command("reproduce")
@@ -46,9 +46,9 @@ def lm_reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a protocol, fit its map, test both.  The same command goes on after an interruption."""
-    from loopscope.experiments.language_protocols import Amount, Trained, carry_out, plan
-    from loopscope.experiments.language_protocols import export as export_all
-    from loopscope.lm.tuning.processes import several
+    from loopscope.studies.language.protocols import Amount, Trained, carry_out, plan
+    from loopscope.studies.language.protocols import export as export_all
+    from loopscope.training.lm.processes import several
 
     if several():
         raise InputError("a test is made by one process; give several `loopscope lm finetune` and `lm fit`")

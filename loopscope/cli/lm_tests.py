@@ -17,9 +17,9 @@ from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device
 
 if TYPE_CHECKING:
-    from loopscope.experiments.language import LanguageSubject
-    from loopscope.experiments.records import Record, Row
-    from loopscope.store import Store
+    from loopscope.store.store import Store
+    from loopscope.studies.language.records import LanguageSubject
+    from loopscope.studies.records import Record, Row
 
 test_app = typer.Typer(
     no_args_is_help=True,
@@ -60,8 +60,8 @@ def lm_test_letters(
     as_json: AsJson = False,
 ) -> None:
     """How far each loop walks; the heads that carry the steering of eight steps, and patches of them on 256 pairs."""
-    from loopscope.experiments.language import LETTER_TESTS, check_letters, measure_letters
-    from loopscope.lm.heads import Heads
+    from loopscope.measure.heads import Heads
+    from loopscope.studies.language.records import LETTER_TESTS, check_letters, measure_letters
 
     asked = tuple(dict.fromkeys(test or LETTER_TESTS))
     check_letters(asked, pairs)
@@ -89,8 +89,8 @@ def lm_test_antonyms(
     as_json: AsJson = False,
 ) -> None:
     """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
-    from loopscope.experiments.language import measure_antonyms
-    from loopscope.lm.antonym_tests import readout_requests
+    from loopscope.studies.antonyms.tests import readout_requests
+    from loopscope.studies.language.records import measure_antonyms
 
     readout_requests(supervision, sequences)
     check_batch(batch)
@@ -114,8 +114,8 @@ def lm_test_iterations(
     as_json: AsJson = False,
 ) -> None:
     """Go on from a common h4 with J and F, F, J, or stop: five tasks, 1-8 steps, held-out and trained starts."""
-    from loopscope.experiments.language import measure_iterations
-    from loopscope.lm.iteration_tests import requests
+    from loopscope.studies.iterations.tests import requests
+    from loopscope.studies.language.records import measure_iterations
 
     requests(cases)
     check_batch(batch)
@@ -136,9 +136,9 @@ def _at_work(
 ) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:  # fmt: skip
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
-    from loopscope.experiments.language import load_language
-    from loopscope.lm.passes import precision_named
-    from loopscope.training.jobs import pick_device
+    from loopscope.models.passes import precision_named
+    from loopscope.studies.language.records import load_language
+    from loopscope.training.cohort.jobs import pick_device
 
     ending = ending_named(boundary)
     precision = precision_named(dtype)
@@ -161,8 +161,8 @@ def _show(made: list[Record], as_json: bool) -> None:
 
 def print_record(record: Record) -> None:
     """The tables of a record."""
-    from loopscope.experiments.language_names import scale_of
-    from loopscope.experiments.language_tables import tables
+    from loopscope.studies.language.names import scale_of
+    from loopscope.studies.language.tables import tables
 
     for table in tables(record):
         if rows := [(row.name, *_numbers(row)) for row in table.rows]:
@@ -183,8 +183,8 @@ def record_json(record: Record) -> dict[str, Any]:
     """A record with its tables, for --json."""
     from dataclasses import asdict
 
-    from loopscope.experiments.language_names import identity_of, scale_of
-    from loopscope.experiments.language_tables import tables
+    from loopscope.studies.language.names import identity_of, scale_of
+    from loopscope.studies.language.tables import tables
 
     return {
         "experiment": record.experiment, "model": record.facts.name, "identity": dict(identity_of(record)),

@@ -18,13 +18,13 @@ from loopscope.cli.stopping import asked_to_stop
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
-from loopscope.outputs import check_file, check_folder, parent_of, write_file
+from loopscope.store.outputs import check_file, check_folder, parent_of, write_file
 
 if TYPE_CHECKING:
-    from loopscope.lm.general_text import Source
-    from loopscope.lm.tuning.jobs import Finished, Settings
-    from loopscope.lm.tuning.recipe import Recipe
-    from loopscope.store import Store
+    from loopscope.store.store import Store
+    from loopscope.tasks.general_text import Source
+    from loopscope.training.lm.jobs import Finished, Settings
+    from loopscope.training.lm.recipe import Recipe
 
 Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
@@ -40,7 +40,7 @@ MOST_RULES = 100_000
 @lm_app.command("recipes")
 def lm_recipes(as_json: AsJson = False) -> None:
     """List the recipes for language models."""
-    from loopscope.lm.tuning.recipes import RECIPES
+    from loopscope.studies.language.recipes import RECIPES
 
     if as_json:
         told = [
@@ -72,8 +72,8 @@ def lm_new(
 ) -> None:
     """Write a model folder with random weights, to be trained from nothing."""
     quiet_transformers()
-    from loopscope.lm.passes import boundary_named
-    from loopscope.lm.tuning.fresh import Shape, like_named, write_fresh
+    from loopscope.models.passes import boundary_named
+    from loopscope.training.lm.new_model import Shape, like_named, write_fresh
 
     shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
     if (tokenizer is None) == (words is None):
@@ -90,8 +90,8 @@ def lm_rules(
     count: Annotated[int, typer.Option(help="Texts.")] = 676,
 ) -> None:
     """Write the rules of letter-walk graphs, told again and again, as general text that looking up is learned from."""
-    from loopscope.files import write_synced
-    from loopscope.lm.letter_training import retold
+    from loopscope.store.files import write_synced
+    from loopscope.tasks.letter_training import retold
 
     check_file(out)
     if out.suffix != ".jsonl":
@@ -113,7 +113,7 @@ def lm_keep(
 ) -> None:
     """Keep a small model in a store under a name, hashed; `loopscope zoo add` takes it and its map from there."""
     quiet_transformers()
-    from loopscope.lm.kept import keep
+    from loopscope.models.kept import keep
 
     made = keep(folder, name, store_to_be(store))
     size = sum(file.size for file in made.manifest.files.values())
@@ -138,8 +138,8 @@ def lm_finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
-    from loopscope.lm.folders import LOOPED
-    from loopscope.lm.tuning.jobs import finetune
+    from loopscope.models.folders import LOOPED
+    from loopscope.training.lm.jobs import finetune
 
     kind = ending_named(boundary)
     parent_of(out)
@@ -165,7 +165,7 @@ def lm_fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
-    from loopscope.lm.tuning.jobs import fit, save_fitted
+    from loopscope.training.lm.jobs import fit, save_fitted
 
     if out is not None:
         parent_of(out)
@@ -184,8 +184,8 @@ def _job(
     save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
     """What a job is made from, checked before anything is written, with a display for as long as it runs."""
-    from loopscope.lm.tuning.processes import several
-    from loopscope.lm.tuning.recipes import recipe
+    from loopscope.studies.language.recipes import recipe
+    from loopscope.training.lm.processes import several
 
     several()  # InputError where the environment says something odd
     store = store_to_be(folder)
@@ -205,9 +205,9 @@ def at_work(
 ) -> Iterator[tuple[list[Source] | None, Settings, Display]]:
     """General text, how jobs are run, and the display that shows them."""
     quiet_transformers()
-    from loopscope.lm.general_text import read
-    from loopscope.lm.tuning.jobs import Progress, Settings
-    from loopscope.training.jobs import pick_device
+    from loopscope.tasks.general_text import read
+    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.lm.jobs import Progress, Settings
 
     sources = None if text is None else [read(text)]
     chosen = pick_device(device)
@@ -225,7 +225,7 @@ def at_work(
 
 
 def _show(recipe: Recipe, done: Finished, as_json: bool) -> None:
-    from loopscope.lm.tuning.processes import speaks
+    from loopscope.training.lm.processes import speaks
 
     if not speaks():
         return

@@ -9,7 +9,7 @@ import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.errors import InputError, nearest
-from loopscope.files import first_line, read
+from loopscope.store.files import first_line, read
 
 if TYPE_CHECKING:
     from loopscope.model import ModelConfig
@@ -49,8 +49,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Check programs against a model and say what running them together costs, without running anything."""
-    from loopscope.execute import check_programs
-    from loopscope.plan import Sizes
+    from loopscope.execute.executor import check_programs
+    from loopscope.execute.plan import Sizes
 
     config = _model_config(model)
     length = tokens or config.positions or 35
@@ -77,8 +77,8 @@ def plan(
 
 
 def _model_config(name: str) -> ModelConfig:
-    from loopscope.manifest import JSON_LIMIT, parse_json
     from loopscope.model import ModelConfig, graph_walk_config, parity_config, relations_config
+    from loopscope.store.manifest import JSON_LIMIT, parse_json
 
     presets = {"graph-walk": graph_walk_config, "parity": parity_config, "relations": relations_config}
     if name in presets:

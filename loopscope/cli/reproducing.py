@@ -17,10 +17,10 @@ from loopscope.cli.training import Device, SaveEvery, job
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from loopscope.experiments.claims import Verdict
-    from loopscope.experiments.evidence import Evidence
-    from loopscope.experiments.records import Record
-    from loopscope.experiments.suite import Cohort, Experiment
+    from loopscope.studies.claims import Verdict
+    from loopscope.studies.evidence import Evidence
+    from loopscope.studies.records import Record
+    from loopscope.studies.registry import Cohort, Experiment
 
 Results = Annotated[
     Path | None, typer.Option(help="Folder with the stored records; default: those in results/ of the checkout.")
@@ -30,9 +30,9 @@ Results = Annotated[
 @app.command("list")
 def list_everything(as_json: AsJson = False) -> None:
     """List the experiments and the cohorts of backbones they are done on, and those on language models."""
-    from loopscope.experiments.claims import decided_by
-    from loopscope.experiments.language import LANGUAGE
-    from loopscope.experiments.suite import COHORTS, EXPERIMENTS
+    from loopscope.studies.claims import decided_by
+    from loopscope.studies.language.records import LANGUAGE
+    from loopscope.studies.registry import COHORTS, EXPERIMENTS
 
     names = (*EXPERIMENTS, *LANGUAGE)
     decides = {name: decided_by(name) for name in names}
@@ -78,9 +78,9 @@ def claims(
     from loopscope.cli.ledger import as_json as in_json
     from loopscope.cli.ledger import print_ledger
     from loopscope.cli.stores import open_store
-    from loopscope.experiments.claims import decide
-    from loopscope.experiments.reading import read
-    from loopscope.report.ledger import markdown as in_markdown
+    from loopscope.studies.claims import decide
+    from loopscope.studies.reading import read
+    from loopscope.studies.report.ledger import markdown as in_markdown
 
     if markdown and as_json:
         raise InputError("--markdown and --json are two ways to print the ledger; give one")
@@ -112,13 +112,13 @@ def reproduce(
     """Run the experiments, judge the claims, write the report page.  What the store already holds is not done again."""
     from loopscope.cli.ledger import as_json as in_json
     from loopscope.cli.ledger import print_ledger
-    from loopscope.experiments.campaign import export as export_records
-    from loopscope.experiments.language import LANGUAGE
-    from loopscope.experiments.reading import check_zoo
-    from loopscope.experiments.suite import chosen
-    from loopscope.report.page import check_page
-    from loopscope.store import Store
-    from loopscope.zoo import zoo_folder
+    from loopscope.store.store import Store
+    from loopscope.store.zoo import zoo_folder
+    from loopscope.studies.language.records import LANGUAGE
+    from loopscope.studies.reading import check_zoo
+    from loopscope.studies.registry import chosen
+    from loopscope.studies.report.page import check_page
+    from loopscope.studies.runner import export as export_records
 
     spoken = [name for name in experiments or () if name in LANGUAGE]
     others = [name for name in experiments or () if name not in LANGUAGE]
@@ -165,7 +165,7 @@ def refuse_files(*folders: Path | None) -> None:
 
 def refuse_incomplete(*folders: Path | None) -> None:
     """DamagedError for a store in one of these folders that is not as its inventory says, before it is written to."""
-    from loopscope.inventory import check
+    from loopscope.store.inventory import check
 
     for folder in filter(None, folders):
         check(folder)
@@ -173,7 +173,7 @@ def refuse_incomplete(*folders: Path | None) -> None:
 
 def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Cohort]:
     """Those named, or all that the experiments are done on."""
-    from loopscope.experiments.suite import COHORTS
+    from loopscope.studies.registry import COHORTS
 
     for name in names:
         if name not in COHORTS:
@@ -190,11 +190,11 @@ def _quick(
     zoo: Path | None, device: str,
 ) -> list[Record]:  # fmt: skip
     """Measure on the zoo's weights.  InputError for what was asked for by name and cannot be done on any of them."""
-    from loopscope.experiments.campaign import carry_out, steps
-    from loopscope.experiments.suite import selection
-    from loopscope.store import Store
-    from loopscope.training.jobs import pick_device
-    from loopscope.zoo import open_zoo
+    from loopscope.store.store import Store
+    from loopscope.store.zoo import open_zoo
+    from loopscope.studies.registry import selection
+    from loopscope.studies.runner import carry_out, steps
+    from loopscope.training.cohort.jobs import pick_device
 
     weights = open_zoo(zoo)
     chosen = selection(stored)
@@ -212,15 +212,15 @@ def _quick(
 
 def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
     """InputError for experiments on language models, asked for by name, that the zoo's weights do not allow."""
-    from loopscope.experiments.language import LANGUAGE
-    from loopscope.experiments.language_layouts import LETTERS
-    from loopscope.lm.extras import lacking
-    from loopscope.zoo import open_zoo
+    from loopscope.models.extras import lacking
+    from loopscope.store.zoo import open_zoo
+    from loopscope.studies.language.layouts import LETTERS
+    from loopscope.studies.language.records import LANGUAGE
 
     for name in names:
         if missing := lacking():
             raise InputError(f"{name} {missing}")
-        from loopscope.experiments.language_zoo import walkers
+        from loopscope.studies.language.zoo import walkers
 
         weights = open_zoo(zoo)
         if name != LETTERS or not walkers(weights):
@@ -229,11 +229,11 @@ def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
 
 def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
     """Measure the zoo's letter walkers; where packages for that are missing, say so in a line and go on."""
-    from loopscope.artefacts import LM_MAP
-    from loopscope.lm.extras import lacking
-    from loopscope.store import Store
-    from loopscope.training.jobs import pick_device
-    from loopscope.zoo import open_zoo
+    from loopscope.models.extras import lacking
+    from loopscope.store.artefacts import LM_MAP
+    from loopscope.store.store import Store
+    from loopscope.store.zoo import open_zoo
+    from loopscope.training.cohort.jobs import pick_device
 
     weights = open_zoo(zoo)
     if not weights.every(LM_MAP):
@@ -242,7 +242,7 @@ def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
         note(f"loopscope: letters are left out: a language model {missing}")
         return []
     quiet_transformers()
-    from loopscope.experiments import language_zoo
+    from loopscope.studies.language import zoo as language_zoo
 
     with spinner() as tell:
         at = pick_device(device)
@@ -258,7 +258,7 @@ def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:
 def _paper(
     asked: list[Experiment], cohorts: list[Cohort], folder: Path, device: str, save_every: float
 ) -> list[Record]:
-    from loopscope.experiments.campaign import from_nothing
+    from loopscope.studies.runner import from_nothing
 
     with job(device, folder, save_every) as (store, settings, _, tell):
         return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, tell)]
@@ -266,7 +266,7 @@ def _paper(
 
 def _stored(folder: Path | None) -> list[Record]:
     """The records that came with the checkout or lie in a folder; none where there is no checkout."""
-    from loopscope.experiments.reading import read_results
+    from loopscope.studies.reading import read_results
 
     return read_results(folder)
 
@@ -275,10 +275,10 @@ def _evidence(
     stored: list[Record], fresh: list[Record], results: Path | None, store: Path | None, zoo: Path | None = None
 ) -> Evidence:
     """Records with how their models were trained, as far as results, the store they were written to, the zoo say it."""
-    from loopscope.experiments.evidence import Evidence
-    from loopscope.experiments.lineage import lineage
-    from loopscope.experiments.records import open_results
-    from loopscope.store import Store
+    from loopscope.store.store import Store
+    from loopscope.studies.evidence import Evidence
+    from loopscope.studies.lineage import lineage
+    from loopscope.studies.records import open_results
 
     mine = [Store(each) for each in (store, zoo) if each is not None and each.is_dir()]
     return Evidence(stored, fresh, lineage([*open_results(results), *mine]))
@@ -286,17 +286,17 @@ def _evidence(
 
 def _other_bits(store: Path, results: Path | None) -> list[str]:
     """Sentences on records of the store that the results have under the same key with other answers."""
-    from loopscope.differences import differing, in_short
-    from loopscope.experiments.records import RECORD, open_results
-    from loopscope.store import Store
+    from loopscope.store.differences import differing, in_short
+    from loopscope.store.store import Store
+    from loopscope.studies.records import RECORD, open_results
 
     return in_short(differing(Store(store), open_results(results), [RECORD]))
 
 
 def _page(evidence: Evidence, out: Path, notes: Sequence[str] = ()) -> tuple[Path, list[Verdict]]:
-    from loopscope.experiments.claims import decide
-    from loopscope.report.graph_walks import report_of
-    from loopscope.report.page import write_page
+    from loopscope.studies.claims import decide
+    from loopscope.studies.report.page import write_page
+    from loopscope.studies.report.sections import report_of
 
     with spinner() as tell:
         tell("judging")

@@ -14,8 +14,8 @@ from loopscope.cli.app import AsJson, app, fail, print_json, print_table, say
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
-    from loopscope.store import Status, Store
-    from loopscope.zoo import Entry
+    from loopscope.store.store import Status, Store
+    from loopscope.store.zoo import Entry
 
 store_app = typer.Typer(no_args_is_help=True, help="Artefacts on disk: list, verify, clean up.")
 zoo_app = typer.Typer(no_args_is_help=True, help="The zoo of trained models and maps: list, verify, add.")
@@ -50,8 +50,8 @@ def store_verify(
 
     An artefact that another store has under the same key with other bits is whole; its reason says where and why.
     """
-    from loopscope import inventory
-    from loopscope.differences import differing
+    from loopscope.store import inventory
+    from loopscope.store.differences import differing
 
     here = open_store(store)
     others = _shipped() if against is None else [open_store(folder) for folder in against]
@@ -70,8 +70,8 @@ def store_verify(
 
 def _shipped() -> list[Store]:
     """The zoo and the results of the checkout, as far as they are there."""
-    from loopscope.experiments.records import open_results
-    from loopscope.zoo import open_zoo
+    from loopscope.store.zoo import open_zoo
+    from loopscope.studies.records import open_results
 
     zoo = []
     with suppress(InputError):
@@ -107,7 +107,7 @@ def store_gc(
 @zoo_app.command("list")
 def zoo_list(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
     """List the backbones, language models and maps of the zoo; exit code 3 when some cannot be read."""
-    from loopscope.zoo import open_zoo, readable_entries
+    from loopscope.store.zoo import open_zoo, readable_entries
 
     store = open_zoo(zoo)
     found, errors = readable_entries(store)
@@ -119,8 +119,8 @@ def zoo_list(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
 @zoo_app.command("verify")
 def zoo_verify(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
     """Hash every file, load every entry, find every map's backbone; exit code 3 when anything cannot be used."""
-    from loopscope import inventory
-    from loopscope.zoo import open_zoo, readable_entries, verify
+    from loopscope.store import inventory
+    from loopscope.store.zoo import open_zoo, readable_entries, verify
 
     store = open_zoo(zoo)
     names = {entry.key: entry.name for entry in readable_entries(store)[0]}
@@ -144,15 +144,15 @@ def zoo_add(
     as_json: AsJson = False,
 ) -> None:
     """Copy backbones, language models and maps from a store into the zoo; a map brings its model."""
-    from loopscope.store import Store
-    from loopscope.zoo import add, zoo_folder
+    from loopscope.store.store import Store
+    from loopscope.store.zoo import add, zoo_folder
 
     _show_entries(add(Store(zoo_folder(zoo)), open_store(store), names), as_json)
 
 
 def store_to_be(folder: Path) -> Store:
     """The store that a command writes to, there or not yet; InputError where a file stands in its place."""
-    from loopscope.store import Store
+    from loopscope.store.store import Store
 
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is no folder, so no store")
@@ -161,7 +161,7 @@ def store_to_be(folder: Path) -> Store:
 
 def open_store(folder: Path) -> Store:
     """The store in a folder that is there; InputError if it is not."""
-    from loopscope.store import Store
+    from loopscope.store.store import Store
 
     if not folder.is_dir():
         raise InputError(f"there is no store at {folder}; name one with --store")
@@ -194,7 +194,7 @@ def store_inventory(
     as_json: AsJson = False,
 ) -> None:
     """Compare a store with the list of what it must have; exit code 3 for what is missing, changed or not listed."""
-    from loopscope.inventory import INVENTORY, check
+    from loopscope.store.inventory import INVENTORY, check
 
     place = open_store(store)
     if write:
@@ -209,8 +209,8 @@ def store_inventory(
 
 def _write_inventory(store: Store) -> None:
     """DamagedError, and nothing is written, where an artefact is not whole."""
-    from loopscope import inventory
     from loopscope.errors import DamagedError
+    from loopscope.store import inventory
 
     found = store.verify()
     for each in found:

@@ -19,8 +19,8 @@ from loopscope.cli.stores import StoreFolder, open_store, store_to_be
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from loopscope.store import Artefact, Store
-    from loopscope.training.jobs import Finished, Settings
+    from loopscope.store.store import Artefact, Store
+    from loopscope.training.cohort.jobs import Finished, Settings
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
@@ -41,10 +41,10 @@ def recipes(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes with what they cost."""
-    from loopscope.training.costs import training_flops
-    from loopscope.training.hops import BUDGETS, CONTROLS, HOPS
+    from loopscope.studies.costs import training_flops
+    from loopscope.studies.recipes import RECIPES
+    from loopscope.training.cohort.hops import BUDGETS, CONTROLS, HOPS
     from loopscope.training.recipe import BackboneRecipe
-    from loopscope.training.recipes import RECIPES
 
     controls = {control.target(k, budget) for budget in BUDGETS for control in CONTROLS for k in HOPS}
 
@@ -89,8 +89,8 @@ def train(
 ) -> None:
     """Train backbones, one for each seed, side by side.  The same command goes on after an interruption."""
     numbers = _numbers("--seeds", seeds)
-    from loopscope.training.jobs import train as train_backbones
-    from loopscope.training.recipes import backbone_recipe
+    from loopscope.studies.recipes import backbone_recipe
+    from loopscope.training.cohort.jobs import train as train_backbones
 
     chosen = backbone_recipe(recipe)
     with job(device, store, save_every) as (target, settings, started, _):
@@ -109,9 +109,9 @@ def fit(
 ) -> None:
     """Fit maps to frozen backbones; all targets and fits of a backbone side by side."""
     numbers = _numbers("--fits", fits)
-    from loopscope.training.jobs import check_fit
-    from loopscope.training.jobs import fit as fit_maps
-    from loopscope.training.recipes import RECIPES, map_recipe
+    from loopscope.studies.recipes import RECIPES, map_recipe
+    from loopscope.training.cohort.jobs import check_fit
+    from loopscope.training.cohort.jobs import fit as fit_maps
 
     # `--backbone A B` leaves B among the arguments; a backbone is never called like a recipe.
     chosen = [map_recipe(name) for name in dict.fromkeys(recipes) if name in RECIPES or name == recipes[0]]
@@ -129,8 +129,8 @@ def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: 
     """Test the graph-walk backbones and maps of a store on graphs they never saw, each at what it was trained for."""
     from dataclasses import asdict
 
-    from loopscope.experiments.scores import score_walks
-    from loopscope.training.jobs import pick_device
+    from loopscope.studies.graph_walk.scores import score_walks
+    from loopscope.training.cohort.jobs import pick_device
 
     there, chosen = open_store(store), pick_device(device)
     found = []
@@ -174,8 +174,8 @@ def _numbers(option: str, text: str) -> list[int]:
 
 def _backbone(store: Store, name: str) -> Artefact:
     """A backbone by name or key, from the store or else from the zoo."""
-    from loopscope.artefacts import BACKBONE, name_of
-    from loopscope.zoo import find, matches, open_zoo
+    from loopscope.store.artefacts import BACKBONE, name_of
+    from loopscope.store.zoo import find, matches, open_zoo
 
     places = [store]
     with suppress(InputError):  # there may be no zoo
@@ -202,7 +202,7 @@ class Job(NamedTuple):
 @contextmanager
 def job(device: str, folder: Path, save_every: float) -> Iterator[Job]:
     """A job with its display; everything is checked before anything is written."""
-    from loopscope.training.jobs import Progress, Settings, pick_device, refuse_unreadable
+    from loopscope.training.cohort.jobs import Progress, Settings, pick_device, refuse_unreadable
 
     store = store_to_be(folder)
     refuse_unreadable(store)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError, LoopscopeError
-from loopscope.files import damaged, first_line, locked, make_folder, refuse_link, reporting
-from loopscope.manifest import MANIFEST, digest
-from loopscope.store import Artefact, Store
+from loopscope.store.files import damaged, first_line, locked, make_folder, refuse_link, reporting
+from loopscope.store.manifest import MANIFEST, digest
+from loopscope.store.store import Artefact, Store
 
 KIND, KEPT = "checkpoint", 2
 STATE, PROGRESS = "state.safetensors", "progress.json"

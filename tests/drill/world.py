@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from loopscope.maps import Dense, DiagonalLowRank, save_map
 from loopscope.model import graph_walk_config
-from loopscope.store import Store
+from loopscope.store.store import Store
 from tests.drill.cases import World
 from tests.model_folders import ouro_folder
 from tests.ouro_tiny import write_folder

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopscope.lm import antonyms
-from loopscope.lm.antonyms import PAIRS, PARTNER
+from loopscope.tasks import antonyms
+from loopscope.tasks.antonyms import PAIRS, PARTNER
 from tests.test_antonyms import by_stack
 
 WORDS = sorted(PARTNER)

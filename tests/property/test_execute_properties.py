@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopscope.address import COMPONENTS, PER_HEAD, Address, Site
-from loopscope.execute import run
-from loopscope.plain import plain_run
+from loopscope.execute.executor import run
+from loopscope.execute.plain import plain_run
 from loopscope.program import Call, F, Given, Map, Program, Run
 from tests.tiny import ROWS, tiny_map, tiny_model, tiny_tokens
 

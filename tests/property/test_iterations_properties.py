@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopscope.lm import iterations
-from loopscope.lm.iteration_tasks import TASKS, TEMPLATES, starts_of
-from loopscope.lm.iterations import Request
+from loopscope.tasks import iterations
+from loopscope.tasks.iteration_tasks import TASKS, TEMPLATES, starts_of
+from loopscope.tasks.iterations import Request
 
 
 @st.composite

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopscope.lm import letter_pairs, letter_training, letters
-from loopscope.lm.letters import NAMES, REDRAW, Held, Letter
+from loopscope.tasks import letter_pairs, letter_training, letters
+from loopscope.tasks.letters import NAMES, REDRAW, Held, Letter
 
 seeds = st.integers(0, 2**40)
 permutations = st.permutations(NAMES).map(tuple)

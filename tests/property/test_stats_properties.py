@@ -5,7 +5,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loopscope.phase import phase_robust, phase_unwrapped
 from loopscope.stats import (
     Tally,
     backbone_bootstrap,
@@ -15,6 +14,7 @@ from loopscope.stats import (
     tally,
     wilson,
 )
+from loopscope.studies.parity.phase import phase_robust, phase_unwrapped
 
 seeds = st.integers(0, 2**32 - 1)
 levels = st.floats(0.01, 0.999)

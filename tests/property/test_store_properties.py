@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopscope.manifest import artefact_key
-from loopscope.store import Artefact, Store
+from loopscope.store.manifest import artefact_key
+from loopscope.store.store import Artefact, Store
 
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from loopscope.experiments import chains, continuation_curves, depth_judges, parity_exact, parity_lengths, parity_timing
-from loopscope.experiments.continuation import WITHHELD
-from loopscope.experiments.continuation_curves import GROUPS, INSIDE, J_ALONE, RINGS, STEERED
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.histories import histories
-from loopscope.experiments.parity_counts import NATIVE, WITH_J
-from loopscope.experiments.records import Row, apart, open_results, percent
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.graph_walk import continuation_curves, depth_judges
+from loopscope.studies.graph_walk.continuation import WITHHELD
+from loopscope.studies.graph_walk.continuation_curves import GROUPS, INSIDE, J_ALONE, RINGS, STEERED
+from loopscope.studies.parity import exact as parity_exact
+from loopscope.studies.parity import lengths as parity_lengths
+from loopscope.studies.parity import timing as parity_timing
+from loopscope.studies.parity.counts import NATIVE, WITH_J
+from loopscope.studies.records import Row, apart, open_results, percent
+from loopscope.studies.relations import chains
+from loopscope.studies.training_logs import histories
 from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
 
 # ---- eight nodes -----------------------------------------------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loopscope.experiments import language_judges
-from loopscope.experiments.evidence import Evidence, Finding
-from loopscope.experiments.language import selection_of
-from loopscope.experiments.language_layouts import HEADS, LETTERS
-from loopscope.experiments.records import Record, percent
-from loopscope.lm.heads import Heads
-from loopscope.lm.letter_tests import CONTENT, RESTORATION, STEERING
-from loopscope.lm.letter_walks import WALKS
+from loopscope.measure.heads import Heads
+from loopscope.studies.evidence import Evidence, Finding
+from loopscope.studies.language import judges as language_judges
+from loopscope.studies.language.layouts import HEADS, LETTERS
+from loopscope.studies.language.records import selection_of
+from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING
+from loopscope.studies.letters.walks import WALKS
+from loopscope.studies.records import Record, percent
 from tests.told.sentences import FINDINGS, Known, Rows, Section, table_row
 
 RIGHT, ALONG, AHEAD = (

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from loopscope.experiments import parity_timing
-from loopscope.experiments.claims import CLAIMS
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.language import selection_of
-from loopscope.experiments.language_layouts import HEADS
-from loopscope.lm.letter_tests import CONTENT
-from loopscope.lm.letter_walks import WALKS
+from loopscope.studies.claims import CLAIMS
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.language.layouts import HEADS
+from loopscope.studies.language.records import selection_of
+from loopscope.studies.letters.tests import CONTENT
+from loopscope.studies.letters.walks import WALKS
+from loopscope.studies.parity import timing as parity_timing
 from tests.told import depths, letters, replies, walks
 from tests.told.sentences import README, ROOT, Known, Rows, Section, table_row
 

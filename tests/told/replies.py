@@ -6,11 +6,13 @@ from collections import Counter
 
 import numpy as np
 
-from loopscope.experiments import language_judges
-from loopscope.experiments.evidence import Evidence, Finding
-from loopscope.experiments.language_layouts import ANTONYMS, ITERATIONS
-from loopscope.experiments.language_shares import difference, share
-from loopscope.experiments.language_tables import (
+from loopscope.measure.replies import answers_name, as_texts
+from loopscope.studies.antonyms.tests import DEPTHS, FORMS, depth_requests
+from loopscope.studies.evidence import Evidence, Finding
+from loopscope.studies.language import judges as language_judges
+from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS
+from loopscope.studies.language.shares import difference, share
+from loopscope.studies.language.tables import (
     PAPER_DEPTHS,
     PAPER_SEQUENCES,
     depth_right,
@@ -20,10 +22,8 @@ from loopscope.experiments.language_tables import (
     readout_right,
     titled,
 )
-from loopscope.experiments.records import Record, Row, percent
-from loopscope.lm.antonym_tests import DEPTHS, FORMS, depth_requests
-from loopscope.lm.antonyms import read_pair
-from loopscope.lm.asking import answers_name, as_texts
+from loopscope.studies.records import Record, Row, percent
+from loopscope.tasks.antonyms import read_pair
 from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
 
 # ---- iterations ------------------------------------------------------------------------------------------------------

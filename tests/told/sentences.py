@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.records import Record, Row, Table, percent
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.records import Record, Row, Table, percent
 
 ROOT = Path(__file__).parent.parent.parent
 README, FINDINGS = "README.md", "docs/findings.md"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loopscope.experiments import crossing, lasting, learning, matched, switching, targets, trajectories
-from loopscope.experiments.evidence import Evidence
-from loopscope.experiments.histories import History, histories
-from loopscope.experiments.records import Record, apart, open_results, percent
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.graph_walk import crossing, lasting, learning, matched, switching, targets, trajectories
+from loopscope.studies.records import Record, apart, open_results, percent
+from loopscope.studies.training_logs import History, histories
 from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
 
 # ---- walks without maps ----------------------------------------------------------------------------------------------

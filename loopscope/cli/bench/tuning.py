@@ -1,0 +1,75 @@
+"""How long an update of a recipe takes: the plain way, with compiled layers, with recorded passes, one after another.
+
+All begin with the same weights and learn from the same texts, so their losses can be compared, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loopscope.errors import InputError
+from loopscope.training.lm.jobs import Settings, prepared, tuner_of
+from loopscope.training.lm.recipe import Recipe
+from loopscope.training.lm.trainer import WINDOW, Tuner
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One way: seconds and tokens of an update, how much faster than the plain way, and the loss at the end."""
+
+    way: str
+    seconds: float
+    tokens: int
+    ratio: float
+    loss: float
+
+
+WAYS = {"plain": (False, False), "compiled": (True, False), "compiled and recorded": (True, True)}
+"""Whether layers are compiled, and passes recorded."""
+
+
+def bench_tuning(
+    folder: Path,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    windows: int = 3,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Pace]:
+    """Every way that a device has (a CPU: the plain one), each for so many windows of updates, the first not timed.
+
+    Requests are as deep as the recipe's from the start.  InputError for fewer than two windows, and as `finetune`.
+    """
+    if windows < 2:
+        raise InputError(f"there must be at least 2 windows, one before the clock starts, not {windows}")
+    updates = windows * WINDOW[device.type]
+    pace = recipe.pace if recipe.trains == "map" else 1.0  # of a map it does not grow
+    at_once: dict[str, Any] = {"grow_every": 0, "grow_at": None, "grow_from": 1, "pace": pace}
+    asked = replace(recipe, updates=updates, gate=None, horizon=0, **at_once)
+    job = prepared(folder, asked, Settings(device), None, None)
+    recompute = job.memory.recompute
+    found: list[Pace] = []
+    for way, (compiled, recorded) in WAYS.items():
+        if device.type == "cpu" and compiled:
+            continue
+        tell(way)
+        tuner = tuner_of(job, recompute=recompute, compiled=compiled, recorded=recorded)
+        tuner.checks = lambda _: {}  # which would be timed
+        seconds, tokens = _timed(tuner)
+        loss = next(row["loss"] for row in reversed(tuner.history) if row.get("loss") is not None)
+        found.append(Pace(way, seconds, tokens, found[0].seconds / seconds if found else 1.0, loss))
+    return found
+
+
+def _timed(tuner: Tuner) -> tuple[float, int]:
+    """Seconds and tokens of an update after the first window; a window ends when the device is done with it."""
+    marks: list[tuple[float, int, int]] = []
+    tuner.run(lambda mine: marks.append((time.perf_counter(), mine.update, mine.tokens)))
+    (began, first, before), *_, (ended, last, after) = marks
+    return (ended - began) / (last - first), (after - before) // (last - first)

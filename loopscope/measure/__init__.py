@@ -1,0 +1,1 @@
+"""What a user asks of any model: readouts after every loop, patches, heads, replies."""

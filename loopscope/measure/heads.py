@@ -1,0 +1,356 @@
+"""Which heads carry the steering: found on discovery pairs, before any evaluation pair is looked at.
+
+A *scope* is some heads in some loops.  Two patches test it on prompts that the steered run answers and the unsteered
+run does not:
+
+    rescue    the unsteered run with the steered run's attention patterns in the scope: how often is it right now?
+    damage    the steered run with the unsteered run's patterns there: how often is it still right?
+
+A scope passes if rescue keeps nine tenths of the steered score and damage leaves at most one tenth, or as little as the
+unsteered run has.  The search:
+
+1. the last third of the layers, then the last half, then all: the first that passes, all heads, loops 2..L; if none
+   does, the same in the last loop alone, as a run that is patched loop after loop may drift away; if none does either,
+   all layers in those loops that rescue with the larger probability, and rescue need then keep nine tenths of theirs;
+2. these layers in four groups as equal as can be: the fewest groups together that pass;
+3. of their layers, three that pass (where none do: more, in the order of what leaving each out costs);
+4. of their heads, ranked by what leaving each out costs (rescue probability lost plus damage probability gained), the
+   smallest leading set that passes;
+5. in which loops: the last alone if that passes, otherwise those so far;
+6. on confirmation pairs: the smallest leading set, from that size on, that passes there.
+
+Where several scopes of a step pass, it is the one with the largest mean rescue probability.  Where none does, the
+search goes on with all that the step was given and says so (`passed`).  Every scope that was tried is kept with its
+counts.  Layers are counted from 1, as in all addresses; the paper counts them from 0, so its L41.H2 is 42.2 here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from loopscope.address import Site
+from loopscope.errors import InputError
+from loopscope.execute.executor import run
+from loopscope.measure.replies import Tell
+from loopscope.models.passes import LanguageModel
+from loopscope.models.placement import between
+from loopscope.program import Call, F, Patch, Program, Run, Source
+from loopscope.protocol import TokenMap
+
+STEP = "step"
+"""What programs call the map."""
+
+KEEPS, LEAVES = 0.9, 0.1
+"""Shares of the steered score: what rescue must keep, and what damage may leave if the unsteered run has no more."""
+
+GROUPS, LAYERS, MOST_LAYERS = 4, 3, 10
+"""Groups of step 2, layers of step 3, and how many layers all triples are tried of."""
+
+AT_ONCE = 48
+"""Programs in one run: they share their unpatched runs, and their logits must be held together."""
+
+_WORD = re.compile(r"([0-9]{1,9})\.([0-9]{1,9}(?:,[0-9]{1,9})*)")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of some layers, in order; layers from 1, heads from 0.  As text: `42.2,10,12 44.1`."""
+
+    chosen: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chosen", tuple(sorted(set(self.chosen))))
+
+    @classmethod
+    def parse(cls, text: str) -> Heads:
+        """Read the text form; InputError for anything else, and for no heads at all."""
+        found = [_WORD.fullmatch(word) for word in text.split()]
+        if not found or not all(found):
+            raise InputError(f"cannot read heads {text!r}; the form is layer.head,head, such as '42.2,10 44.1'")
+        return cls(tuple((int(m[1]), int(head)) for m in found if m for head in m[2].split(",")))
+
+    @classmethod
+    def every(cls, layers: Iterable[int], heads: int) -> Heads:
+        """All heads of these layers."""
+        return cls(tuple((layer, head) for layer in layers for head in range(heads)))
+
+    def __str__(self) -> str:
+        return " ".join(f"{layer}.{','.join(map(str, heads))}" for layer, heads in self.by_layer.items())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self.chosen)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __sub__(self, others: Heads) -> Heads:
+        return Heads(tuple(each for each in self if each not in others.chosen))
+
+    @property
+    def by_layer(self) -> dict[int, tuple[int, ...]]:
+        """The heads of each layer."""
+        found: dict[int, tuple[int, ...]] = {}
+        for layer, head in self:
+            found[layer] = (*found.get(layer, ()), head)
+        return found
+
+    def of_layer(self, layer: int) -> Heads:
+        """Those of one layer."""
+        return Heads(tuple(each for each in self if each[0] == layer))
+
+    def check(self, model: LanguageModel) -> None:
+        """InputError for a head that the model has not."""
+        for layer, head in self:
+            Site(layer, "z", (head,)).resolve(layers=len(model.layers), heads=model.heads, rows=1)
+
+    def comparison(self, heads: int) -> Heads:
+        """As many of each layer: the lowest-numbered that are not among these, fewer where not enough are left."""
+        found = []
+        for layer, mine in self.by_layer.items():
+            others = [head for head in range(heads) if head not in mine]
+            found += [(layer, head) for head in others[: len(mine)]]
+        return Heads(tuple(found))
+
+    def patch(self, program: Program, component: str, source: Source, loops: Iterable[int]) -> Program:
+        """The program with this component of these heads, in all rows, taken from a source in each of these loops."""
+        more = tuple(Patch(Site(layer, component, heads), source) for layer, heads in self.by_layer.items())
+        steps = list(program.steps)
+        for index in map(program.index_of, loops):
+            call = steps[index]
+            assert isinstance(call, Call)
+            steps[index] = Call((*call.patches, *more))
+        return replace(program, steps=tuple(steps))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A scope and what became of it: answers right after rescue and after damage, mean probabilities of the answer."""
+
+    step: str
+    heads: str
+    loops: tuple[int, ...]
+    rescued: int
+    damaged: int
+    rescue: float
+    damage: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The heads, the loops they are patched in, and how they were found.
+
+    `late` are the layers that were searched.  `passed`: every step had a scope that passed.  `pairs`, `unsteered` and
+    `steered` are counts on discovery; `forwards` is what the search took, in plain runs of one prompt.
+    """
+
+    heads: Heads
+    loops: tuple[int, ...]
+    late: tuple[int, ...]
+    passed: bool
+    pairs: int
+    unsteered: int
+    steered: int
+    forwards: float
+    tried: tuple[Tried, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "heads": str(self.heads)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Selection:
+        """What `to_dict` gave; KeyError or TypeError for anything else."""
+        tried = tuple(Tried(**{**each, "loops": tuple(each["loops"])}) for each in values["tried"])
+        plain = {"heads": Heads.parse(values["heads"]), "loops": tuple(values["loops"]), "late": tuple(values["late"])}
+        return cls(**{**values, **plain, "tried": tried})
+
+
+def late_layers(layers: int, share: int = 3) -> tuple[int, ...]:
+    """The last third (half, all: `share` 2, 1) of the layers, at least one."""
+    return tuple(range(layers - max(1, layers // share) + 1, layers + 1))
+
+
+def may_leave(steered: int, unsteered: int) -> float:
+    """How many answers damage may leave, of so many that are right when steered and when not."""
+    return max(LEAVES * steered, float(unsteered))
+
+
+Scope = tuple[Heads, tuple[int, ...]]
+"""Some heads in some loops."""
+
+
+class _Bench:
+    """Prompts of one length, the runs with and without the map, and what scopes do to them."""
+
+    def __init__(
+        self, model: LanguageModel, step: TokenMap, loops: int, tokens: Int[Tensor, "B T"], answers: Int[Tensor, " B"],
+        tell: Tell,
+    ) -> None:  # fmt: skip
+        self.model, self.maps, self.tokens, self.answers, self.tell = model, {STEP: step}, tokens, answers, tell
+        self.plain, self.steered = F**loops, between(STEP, loops)
+        self.every = self.used = tuple(range(2, loops + 1))
+        self.forwards = 0.0
+        self.tried: list[Tried] = []
+        (self.unsteered_right, _), (self.steered_right, _) = self._scores([self.plain, self.steered])
+        self.rescuable = self.steered_right
+
+    def all_of(self, layers: Iterable[int]) -> Scope:
+        """All heads of these layers, in the loops that scopes have: at first all that a map stands before."""
+        return Heads.every(layers, self.model.heads), self.used
+
+    def attempt(self, step: str, scopes: Sequence[Scope]) -> list[Tried]:
+        """Try scopes, all at once."""
+        self.tell(f"{step}, {len(scopes)} scopes on {len(self.tokens)} prompts")
+        rescues = [heads.patch(self.plain, "pattern", Run(self.steered), loops) for heads, loops in scopes]
+        damages = [heads.patch(self.steered, "pattern", Run(self.plain), loops) for heads, loops in scopes]
+        scores = self._scores([*rescues, *damages])
+        made = []
+        for (heads, loops), saved, hurt in zip(scopes, scores[: len(scopes)], scores[len(scopes) :], strict=True):
+            spared = may_leave(self.steered_right, self.unsteered_right)
+            passed = saved[0] >= max(1, KEEPS * self.rescuable) and hurt[0] <= spared
+            made.append(Tried(step, str(heads), loops, saved[0], hurt[0], saved[1], hurt[1], passed))
+        self.tried += made
+        return made
+
+    def _scores(self, programs: Sequence[Program]) -> list[tuple[int, float]]:
+        """For every program, how many answers are right and their mean probability."""
+        found = []
+        for start in range(0, len(programs), AT_ONCE):
+            mine = programs[start : start + AT_ONCE]
+            result = run(self.model, self.tokens, mine, maps=self.maps)
+            self.forwards += result.work.forwards * len(self.tokens)
+            for program in mine:
+                logits = result[program].logits[:, 0].float()
+                answers = self.answers.to(logits.device)
+                likely = logits.softmax(-1).gather(1, answers[:, None])
+                found.append((int((logits.argmax(-1) == answers).sum()), float(likely.mean())))
+        return found
+
+
+def select(
+    model: LanguageModel,
+    step: TokenMap,
+    tokens: Int[Tensor, "B T"],
+    answers: Int[Tensor, " B"],
+    *,
+    loops: int | None = None,
+    confirmation: tuple[Int[Tensor, "C T"], Int[Tensor, " C"]] | None = None,
+    tell: Tell = lambda _: None,
+) -> Selection | None:
+    """Search as the module says; None where the map brings no more right answers, so that nothing can be rescued.
+
+    `tokens` are the discovery prompts, of one length; `answers` the first token of each answer; `step` is the map
+    before loops 2..L.  `tell` gets a line before every step of the search.
+
+    InputError as `execute.run`, and for a single loop, before which no map stands.
+    """
+    loops = model.loops if loops is None else loops
+    if loops < 2:
+        raise InputError(f"a map stands before loops 2..L; with {loops} loops there is none (nearest: 2)")
+    bench = _Bench(model, step, loops, tokens, answers, tell)
+    if bench.steered_right <= bench.unsteered_right:
+        return None
+    late, steps = _late(bench)
+    layers, grouped = _groups(bench, late)
+    layers, three = _three(bench, layers)
+    ranked = _ranked(bench, "heads left out", [Heads((each,)) for each in bench.all_of(layers)[0]])
+    leading = [Heads(tuple(each for one in ranked[:size] for each in one)) for size in range(1, len(ranked) + 1)]
+    found = _first(bench.attempt("leading heads", [(heads, bench.used) for heads in leading]))
+    passed = steps and grouped and three and found is not None
+    size = len(leading) if found is None else found + 1
+    used = bench.used
+    if len(used) > 1:
+        last, _ = bench.attempt("loops", [(leading[size - 1], (loops,)), (leading[size - 1], used[:-1])])
+        used = (loops,) if last.passed else used
+    if confirmation is not None:
+        check = _Bench(model, step, loops, *confirmation, tell)
+        if not steps:
+            (whole,) = check.attempt("confirmation, all", [(Heads.every(late, model.heads), used)])
+            check.rescuable = whole.rescued
+        found = _first(check.attempt("confirmation", [(heads, used) for heads in leading[size - 1 :]]))
+        passed, size = passed and found is not None, size + (found or 0)
+        bench.tried += check.tried
+        bench.forwards += check.forwards
+    return Selection(
+        leading[size - 1], used, late, passed, len(tokens), bench.unsteered_right, bench.steered_right,
+        bench.forwards, tuple(bench.tried),
+    )  # fmt: skip
+
+
+def _late(bench: _Bench) -> tuple[tuple[int, ...], bool]:
+    """The fewest late layers that pass, and whether any do."""
+    whole: dict[tuple[int, ...], Tried] = {}
+    for loops in dict.fromkeys((bench.every, bench.every[-1:])):
+        bench.used = loops
+        for share in (3, 2, 1):
+            late = late_layers(len(bench.model.layers), share)
+            (found,) = bench.attempt("late layers", [bench.all_of(late)])
+            if found.passed:
+                return late, True
+        whole[loops] = found
+    bench.used = max(whole, key=lambda loops: whole[loops].rescue)
+    bench.rescuable = whole[bench.used].rescued
+    return late, False
+
+
+def _groups(bench: _Bench, late: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    """The layers of the fewest groups that pass together, and whether fewer than all did."""
+    parts = [tuple(part.tolist()) for part in torch.tensor(late).tensor_split(min(GROUPS, len(late)))]
+    for count in range(1, len(parts)):
+        joined = [tuple(layer for part in some for layer in part) for some in combinations(parts, count)]
+        best = _best(bench.attempt(f"groups, {count} together", [bench.all_of(layers) for layers in joined]))
+        if best is not None:
+            return joined[best], True
+    return late, len(parts) == 1
+
+
+def _three(bench: _Bench, layers: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    """Three of these layers that pass, or the fewest more, and whether fewer than all did."""
+    if len(layers) <= LAYERS:
+        return layers, True
+    ranked: list[int] = []
+    if len(layers) > MOST_LAYERS:
+        ranked = _ranked_layers(bench, layers)
+    triples = list(combinations(sorted(ranked[:MOST_LAYERS] or layers), LAYERS))
+    best = _best(bench.attempt("triples of layers", [bench.all_of(each) for each in triples]))
+    if best is not None:
+        return triples[best], True
+    ranked = ranked or _ranked_layers(bench, layers)
+    leading = [tuple(sorted(ranked[:size])) for size in range(LAYERS + 1, len(ranked))]
+    found = _first(bench.attempt("leading layers", [bench.all_of(each) for each in leading])) if leading else None
+    return (layers, False) if found is None else (leading[found], True)
+
+
+def _ranked_layers(bench: _Bench, layers: tuple[int, ...]) -> list[int]:
+    parts = [bench.all_of([layer])[0] for layer in layers]
+    return [heads.chosen[0][0] for heads in _ranked(bench, "layers left out", parts)]
+
+
+def _ranked(bench: _Bench, step: str, parts: list[Heads]) -> list[Heads]:
+    """Parts of a scope by what leaving each out costs, the costliest first; of equals, the later in the model first."""
+    if len(parts) == 1:
+        return parts
+    whole = Heads(tuple(each for part in parts for each in part))
+    full, *tried = bench.attempt(step, [(whole, bench.used), *((whole - part, bench.used) for part in parts)])
+    costs = [(full.rescue - each.rescue) + (each.damage - full.damage) for each in tried]
+    return [parts[at] for at in sorted(range(len(parts)), key=lambda at: (-costs[at], -at))]
+
+
+def _best(tried: Sequence[Tried]) -> int | None:
+    """Which of those that passed has the largest rescue probability."""
+    passed = [number for number, each in enumerate(tried) if each.passed]
+    return max(passed, key=lambda number: tried[number].rescue, default=None)
+
+
+def _first(tried: Sequence[Tried]) -> int | None:
+    """Which is the first that passed."""
+    return next((number for number, each in enumerate(tried) if each.passed), None)

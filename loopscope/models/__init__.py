@@ -1,0 +1,1 @@
+"""Language models: one file for each adapter, model folders, tokenizer and chat, decoding."""

@@ -1,0 +1,1 @@
+"""Artefacts on disk: files, manifests, stores, trained models and maps, the zoo."""

@@ -1,0 +1,1 @@
+"""Five iterated functions in words."""

@@ -1,0 +1,1 @@
+"""What the three studies of language models share."""

@@ -1,0 +1,1 @@
+"""The letter walk of language models."""

@@ -1,0 +1,229 @@
+"""What follows from records of the letter walk: who was named how often in each test, and after every loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import product
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from loopscope.measure.replies import answers_name
+from loopscope.stats import sign_test, wilson
+from loopscope.studies.language.layouts import BY_LOOP, HEADS, WHOLE
+from loopscope.studies.language.records import selection_of
+from loopscope.studies.language.shares import Right, by_depth, difference, share
+from loopscope.studies.letters import walks as letter_walks
+from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING, first_pairs, in_order
+from loopscope.studies.records import Record, Row, Table
+from loopscope.tasks.letters import NAMES
+
+PAPER_STEERING = {
+    "unsteered": 0, "steered": 251, "rescue": 248, "damage": 0, "values": 0, "unrelated": 0, "wrong loop": 0,
+    "comparison": 0, "self-pattern": 0, "self-output": 0,
+}  # fmt: skip
+PAPER_CONTENT = {
+    "base": (252, 0, 0), "source": (0, 252, 2), "reference": (0, 4, 251), "pattern": (37, 0, 182),
+    "output": (5, 240, 7), "values": (221, 0, 24), "comparison pattern": (251, 0, 0), "comparison output": (252, 0, 0),
+    "wrong loop": (137, 3, 0),
+}  # fmt: skip
+PAPER_RESTORATION = {"clean": 251, "replaced": 2, "selected": 251, "comparison": 2, "all": 251}
+PAPER_PAIRS = 256
+
+
+def named(record: Record, test: str, condition: str, whole: bool = False) -> Int[np.ndarray, " pairs"]:
+    """Who was named in a condition, as indices into NAMES; what is no name is larger."""
+    return record.predictions[f"{test}{WHOLE}" if whole else test][condition].numpy().astype(np.int64)
+
+
+@cache
+def _truth(test: str, pairs: int, which: str) -> Int[np.ndarray, " pairs"]:
+    """An answer of the first pairs of a test, such as B, D or E."""
+    return np.array([NAMES.index(getattr(pair, which)) for pair in first_pairs(test, pairs)])
+
+
+def gives(record: Record, test: str, condition: str, which: str = "B") -> Right:
+    """In which pairs a condition names B, D, E or whom else a pair knows."""
+    return named(record, test, condition) == _truth(test, int(record.settings["pairs"]), which)
+
+
+def broken(record: Record) -> Right:
+    """Pairs of the restoration test that were right and are not, once queries are replaced."""
+    return gives(record, RESTORATION, "clean") & ~gives(record, RESTORATION, "replaced")
+
+
+def repaired(record: Record, condition: str) -> Right:
+    """Of the broken pairs, which are right again."""
+    return gives(record, RESTORATION, condition)[broken(record)]
+
+
+def _agreement(record: Record, test: str) -> str:
+    """How often first tokens and whole generations name the same."""
+    wholes = record.predictions[f"{test}{WHOLE}"]
+    same = [named(record, test, name) == named(record, test, name, whole=True) for name in wholes]
+    agree, of = int(sum(each.sum() for each in same)), sum(map(len, same))
+    return f"First token and whole name agree in {agree:,} of {of:,} generations."
+
+
+def _errors(record: Record) -> str:
+    said = ", ".join(f"{name} {value:.2g}" for name, value in record.notes.get("errors", {}).items())
+    return f" Largest difference of logits where there should be none: {said}." if said else ""
+
+
+def _steering(record: Record) -> list[Table]:
+    rows = []
+    for name in in_order(STEERING, record.predictions[STEERING]):
+        paper = PAPER_STEERING.get(name)
+        rows.append(share(name, gives(record, STEERING, name), None if paper is None else paper / PAPER_PAIRS))
+    note = _agreement(record, STEERING) + _errors(record)
+    tables = [Table("Letters, steering: right answers", rows, note)]
+    if "rescue" in record.predictions[STEERING]:
+        steered, rescue = (gives(record, STEERING, name) for name in ("steered", "rescue"))
+        p = sign_test(int((steered & ~rescue).sum()), int((rescue & ~steered).sum()))
+        gap = Row("steered - rescue", difference(steered, rescue), len(steered), 3 / PAPER_PAIRS)
+        note = (
+            f"Paired; right only when steered {int((steered & ~rescue).sum())}, only when patched "
+            f"{int((rescue & ~steered).sum())}, sign test p = {p:.2g}."
+        )
+        tables.append(Table("Letters, steering: what the pattern leaves", [gap], note))
+    if f"{STEERING}{BY_LOOP}" in record.predictions:
+        tables.append(_along(record))
+        if len(record.settings.get("patched", ())) > 1:
+            tables.append(_ahead(record))
+    return tables
+
+
+def _ahead(record: Record) -> Table:
+    said = record.predictions[f"{STEERING}{BY_LOOP}"]
+    ahead = (said["wrong loop"][:, :-1] == said["steered"][:, 1:]).numpy()
+    rows = [share(f"loop {loop + 1}", ahead[:, loop]) for loop in range(ahead.shape[1])]
+    note = "Whether the run with the next loop's patterns names, after each loop, whom the steered run names after it."
+    return Table("Letters, steering: the wrong loop, a loop ahead", rows, note)
+
+
+def _along(record: Record) -> Table:
+    said = record.predictions[f"{STEERING}{BY_LOOP}"]
+    rows = []
+    for name in in_order(STEERING, said):
+        if name != "steered":
+            same = (said[name] == said["steered"]).numpy()
+            rows += [share(f"{name}, loop {loop + 1}", same[:, loop]) for loop in range(same.shape[1])]
+    note = "Whether a run names, after each loop, whom the steered run names there."
+    return Table("Letters, steering: as the steered run, by loop", rows, note)
+
+
+def _content(record: Record) -> list[Table]:
+    rows = []
+    for name in in_order(CONTENT, record.predictions[CONTENT]):
+        for place, which in enumerate("BDE"):
+            paper = PAPER_CONTENT[name][place] / PAPER_PAIRS if name in PAPER_CONTENT else None
+            rows.append(share(f"{name}: {which}", gives(record, CONTENT, name, which), paper))
+    note = (
+        "B is the receiving run's own answer, D the donor's, E the donor's last transfer by the receiver's rules. "
+        f"{_agreement(record, CONTENT)}{_errors(record)}"
+    )
+    tables = [Table("Letters, pattern against output: what is answered", rows, note)]
+    if "pattern" in record.predictions[CONTENT]:
+        gaps = []
+        for one, other, which, paper in (("pattern", "output", "E", 175), ("output", "pattern", "D", 240)):
+            value = difference(gives(record, CONTENT, one, which), gives(record, CONTENT, other, which))
+            gaps.append(Row(f"{one} - {other}: {which}", value, value.n, paper / PAPER_PAIRS))
+        tables.append(Table("Letters, pattern against output: paired differences", gaps))
+        tables.append(_short(record))
+    return tables
+
+
+def _short(record: Record) -> Table:
+    rows = []
+    for name in in_order(CONTENT, record.predictions[CONTENT]):
+        for run, which in (("receiver", "before_B"), ("donor", "before_D")):
+            rows.append(share(f"{name}: {run}'s last but one", gives(record, CONTENT, name, which)))
+    note = (
+        "Who has the letter before a run's last transfer: named where that transfer is not made. The donor's last but "
+        "one can be B."
+    )
+    return Table("Letters, pattern against output: one transfer short", rows, note)
+
+
+def _restoration(record: Record) -> list[Table]:
+    rows, mended = [], []
+    there = in_order(RESTORATION, record.predictions[RESTORATION])
+    for name in there:
+        paper = PAPER_RESTORATION.get(name)
+        rows.append(share(name, gives(record, RESTORATION, name), None if paper is None else paper / PAPER_PAIRS))
+    if "replaced" in there and broken(record).any():
+        published = {"selected": 1.0, "comparison": 0.0, "all": 1.0}
+        for name in there:
+            if name not in ("clean", "reference", "replaced"):
+                mended.append(share(name, repaired(record, name), published.get(name)))
+    note = _agreement(record, RESTORATION) + _errors(record)
+    tables = [Table("Letters, restoration: right answers", rows, note)]
+    if mended:
+        tables.append(Table("Letters, restoration: repaired of those broken by other queries", mended))
+    return tables
+
+
+PAPER_WALKS = {
+    "template 0, no map": (16, 16, 16, 16, 0, 0, 0, 0), "template 0, J": (16, 16, 16, 16, 16, 15, 16, 16),
+    "template 5, J": (16, 16, 16, 16, 16, 15, 16, 13),
+}  # fmt: skip
+PAPER_GRAPHS = 16
+
+
+def walked(record: Record, template: int, steered: bool, k: int) -> UInt8[np.ndarray, "letters loops"]:
+    """After how many transfers the person has the letter whom each loop names when asked for k; OTHER for nobody."""
+    said = record.predictions[letter_walks.WALKS][answers_name(template, steered)].numpy()
+    return said.reshape(letter_walks.LONGEST, -1, said.shape[1])[k - 1]
+
+
+def answered(record: Record, template: int, steered: bool, k: int) -> UInt8[np.ndarray, " letters"]:
+    """Whom a run names when asked for k, counted as `walked`: with J after all loops, without it after four at most.
+
+    Backbones are trained in four; a map may be for more, and there a backbone alone forgets what it has.
+    """
+    said = walked(record, template, steered, k)
+    return said[:, -1] if steered else said[:, min(said.shape[1], letter_walks.TRAINED) - 1]
+
+
+def _walks(record: Record) -> list[Table]:
+    rows = by_depth(
+        PAPER_WALKS, PAPER_GRAPHS, "graph", letter_walks.TEMPLATES, letter_walks.LONGEST,
+        lambda template, steered, k: answered(record, template, steered, k) == k,
+    )  # fmt: skip
+    note = "First tokens; with J after the last loop, without it after as many as backbones are trained in, at most."
+    tables = [Table("Letters, walks: right answers", rows, note)]
+    for steered in (False, True):
+        cells = []
+        for k, loop in product(range(1, letter_walks.LONGEST + 1), range(1, record.facts.loops + 1)):
+            said = walked(record, 0, steered, k)[:, loop - 1]
+            counts = np.bincount(said[said < len(NAMES)], minlength=len(NAMES))
+            steps = int(counts.argmax())
+            cells.append(share(f"k = {k}, loop {loop}: {steps}", said == steps, unit="graph"))
+        how = "with J" if steered else "without J"
+        note = "Whom each loop would name most often: the person who has the letter after so many transfers."
+        tables.append(Table(f"Letters, walks: what loops say, {how}", cells, note))
+    return tables
+
+
+def _heads(record: Record) -> list[Table]:
+    found = selection_of(record)
+    if found is None:
+        return [Table("Letters, heads", [], "The map brings no right answers, so there is nothing that heads carry.")]
+    note = (
+        f"Chosen: {found.heads} (layers from 1) in loops {', '.join(map(str, found.loops))}; "
+        f"{'every step passed' if found.passed else 'not every step passed'}; {found.forwards:,.0f} forwards."
+    )
+    steered = Row("steered", wilson(found.steered, found.pairs, unit="pair"), found.pairs)
+    last = found.tried[-1]
+    return [Table("Letters, heads: discovery", [steered], f"{note} Last tried: {last.step}, rescue {last.rescued}.")]
+
+
+_PARTS: Mapping[str, Callable[[Record], list[Table]]] = {
+    letter_walks.WALKS: _walks, HEADS: _heads, STEERING: _steering, CONTENT: _content, RESTORATION: _restoration
+}  # fmt: skip
+
+
+def letter_tables(record: Record) -> list[Table]:
+    """The tables of a record of the letter walk, the published numbers beside ours."""
+    return [table for part, make in _PARTS.items() if part in record.predictions for table in make(record)]

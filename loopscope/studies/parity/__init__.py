@@ -1,0 +1,1 @@
+"""Parity of bit strings."""

@@ -1,0 +1,1 @@
+"""The report page: its values, figures, tables."""

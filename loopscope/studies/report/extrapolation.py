@@ -1,0 +1,197 @@
+"""Sections on depth: how far maps lead beyond their training, on graph walks and chains of relations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from loopscope.studies.claims import decided_by
+from loopscope.studies.evidence import ROUNDING, Evidence
+from loopscope.studies.graph_walk import continuation, continuation_curves
+from loopscope.studies.graph_walk.depth_judges import chained
+from loopscope.studies.records import Record, Row, Table
+from loopscope.studies.registry import CHAINS, COHORTS, CONTINUATION, EXPERIMENTS
+from loopscope.studies.relations import chains
+from loopscope.studies.report.contents import Figure, Grid, Section, titled
+from loopscope.studies.report.figures import Line, curves, lines_in_panels
+from loopscope.tasks.populations import population
+
+# ---- eight nodes -----------------------------------------------------------------------------------------------------
+
+WALKED = range(9, 41)
+"""Loops beyond the trained ones that the broad sample is shown for."""
+
+MAPPED = (8.5, 16.5)
+"""Grey: loops that maps were trained for, beyond the backbone's own."""
+
+
+def continuation_section(evidence: Evidence) -> Section | None:
+    """Eight-node continuation of whatever backbones were measured; None without any."""
+    records = evidence.of(CONTINUATION)
+    if not records:
+        return None
+    whole = set(COHORTS["eight"].backbones) <= records.keys()
+    facts = {name: record.facts for name, record in records.items()}
+    figures, more, text = [], [], []
+    tables: list[Table | Grid] = []
+    for where in (continuation.BROAD, continuation.WITHHELD):
+        found = {name: record.predictions for name, record in records.items() if where in record.predictions}
+        if not found:
+            continue
+        made = continuation_curves.tables(found, facts, where, paper=whole)
+        counts = sorted({int(each[where][continuation.INSTANCES].sum()) // facts[name].nodes
+                         for name, each in found.items()})  # fmt: skip
+        text.append(
+            f"{len(found)} of {len(COHORTS['eight'].backbones)} backbones were asked about "
+            f"{' or '.join(f'{count:,}' for count in counts)} of {len(population(where).rows):,} graphs of `{where}`."
+        )
+        if where == continuation.BROAD:
+            curve = continuation_curves.curves(found, facts, where)
+            figures.append(_continued(curve))
+            text += _above(curve)
+        else:
+            figures.append(_strict(continuation_curves.strict_curves(found, facts, where)))
+            tables += map(_by_backbone, titled(made, "Continuation: accuracy of J F by backbone"))
+        shown = [*titled(made, "Continuation: accuracy over ranges"), *titled(made, "Continuation: strict")]
+        tables += shown
+        known = {table.title for table in tables}
+        more += [table for table in made if table.title not in known]
+    how = (
+        "Maps stand before every call and were trained to make loop t answer f^t(s) up to t = 16. The walk goes around "
+        "the cycle of the start, so an answer that never moves is right now and then: holding f^8(s) is a baseline "
+        "that is counted, not measured. Strict accuracy counts only starts for which it is wrong."
+    )
+    return Section(
+        CONTINUATION, "Eight-node continuation", EXPERIMENTS[CONTINUATION].question, [how, *text], figures, tables,
+        decided_by(CONTINUATION), more,
+    )  # fmt: skip
+
+
+def _continued(found: Sequence[continuation_curves.Curve]) -> Figure:
+    panels: dict[str, list[Line]] = {}
+    for curve in found:
+        points = [(loop, each) for loop, each in zip(curve.loops, curve.estimates, strict=True) if loop in WALKED]
+        line = Line(
+            curve.condition, [each for _, each in points], curve.condition == continuation_curves.HOLD,
+            [loop for loop, _ in points],
+        )  # fmt: skip
+        panels.setdefault(f"{curve.group}, {curve.n:,} instances", []).append(line)
+    caption = (
+        "Loop t is judged by f^t(s). Mean over maps, then backbones; bands resample backbones (of one alone: from its "
+        "lowest run to its highest). Grey: loops that maps were trained for."
+    )
+    return lines_in_panels("continuation", "Beyond the trained loops", caption, panels, "loop", MAPPED)
+
+
+def _strict(found: Sequence[continuation_curves.Curve]) -> Figure:
+    controls = (continuation_curves.J_ALONE, continuation_curves.J_MOVED)
+    lines = []
+    for curve in found:
+        points = [each for each in zip(curve.loops, curve.estimates, strict=True) if each[0] >= WALKED.start]
+        lines.append(
+            Line(curve.condition, [each for _, each in points], curve.condition in controls, [at for at, _ in points])
+        )
+    caption = (
+        "Only starts with f^t(s) other than f^8(s) count. Bands resample backbones, one map for each, and graphs. J "
+        "alone never calls F; J moved hands F what J made of another graph. Grey: loops that maps were trained for."
+    )
+    panel = {f"strict accuracy, up to {max(curve.n for curve in found)} graphs": lines}
+    return lines_in_panels("continuation-strict", "Strict accuracy", caption, panel, "loop", MAPPED)
+
+
+def _above(found: Sequence[continuation_curves.Curve]) -> list[str]:
+    """Up to which loop the map is better than holding still, in words, for each group of graphs."""
+    curve = {(each.group, each.condition): each for each in found}
+    said = []
+    for group in dict.fromkeys(each.group for each in found):
+        steered, held = (curve[group, each] for each in (continuation_curves.STEERED, continuation_curves.HOLD))
+        last = WALKED.start - 1
+        for loop, ours, base in zip(steered.loops, steered.estimates, held.estimates, strict=True):
+            if loop == last + 1 and (ours.low > base.value + ROUNDING or base.value == 1):  # nothing is above all
+                last = loop
+        said.append(f"{last} on {group}" if last in WALKED else f"none on {group}")
+    return [f"From loop 9 on, J F is above holding, interval and all, up to loop {', '.join(said)}."]
+
+
+def _by_backbone(table: Table) -> Grid:
+    """The rows `n8-d8l8-100, all graphs, loops 9-16` as a line for each backbone."""
+    lines: dict[str, dict[str, Row]] = {}
+    for row in table.rows:
+        name, _, column = row.name.partition(", ")
+        lines.setdefault(name, {})[column] = row
+    columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
+    return Grid(table.title, columns, lines, table.note)
+
+
+# ---- chains of relations ---------------------------------------------------------------------------------------------
+
+GROWN_ON = (3.5, 16.5)
+"""Grey: lengths that maps were trained on."""
+
+
+def chains_section(evidence: Evidence) -> Section | None:
+    """Chains of relations; None without a record of the cohort's backbone."""
+    record = chained(evidence)
+    if record is None:
+        return None
+    seen = chains.outcomes(record.predictions)
+    tables = chains.tables(record.predictions, paper=True)
+    figures = [_by_chain(record, tables), *_checks(seen)]
+    shown = [*titled(tables, "Right answers by range"), *titled(tables, "Spread over")]
+    every = [each for each in evidence.every(CHAINS) if each.facts.name == record.facts.name]
+    text = [
+        "The backbone learned chains of one to three relations, one loop for each. A map between all loops is trained "
+        "through lengths 4, 5, ..., 16 and then on all of them. Beyond 16, its reach may differ from fit to fit, and "
+        "from check to check within a fit.",
+        f"Measured on {seen.size}, with {len(seen.steered)} of {len(COHORTS['relations'].fits)} fits.",
+    ]
+    grids = [_by_record(evidence, every)] if len(every) > 1 else []
+    return Section(
+        CHAINS, "Chains of relations", EXPERIMENTS[CHAINS].question, text, figures, [*shown, *grids],
+        decided_by(CHAINS), [table for table in tables if table not in shown],
+    )  # fmt: skip
+
+
+def _by_chain(record: Record, tables: Iterable[Table]) -> Figure:
+    lines = []
+    for table in titled(tables, "Right answers by length, "):
+        condition = table.title.removeprefix("Right answers by length, ")
+        at = [float(row.name.removeprefix("length ")) for row in table.rows]
+        lines.append(Line(condition, [row.estimate for row in table.rows], condition == chains.NATIVE, at))
+    caption = (
+        "Every length has queries of its own or, where they were cut, the same ones. Mean over fits; bands resample "
+        "queries. Grey: lengths that maps were trained on."
+    )
+    panels = {f"{record.facts.name}, {chains.outcomes(record.predictions).size}": lines}
+    return lines_in_panels("chains", "Chains of relations by length", caption, panels, "length", GROWN_ON)
+
+
+def _checks(seen: chains.Outcomes) -> list[Figure]:
+    """How every fit went through the continuation; nothing for a single map of each."""
+    ranges = {f"lengths {name}": chains.RANGES[name] for name in (chains.INSIDE, chains.BEYOND)}
+    ranges[f"length {chains.NOISY}"] = range(chains.NOISY, chains.NOISY + 1)
+    panels = {
+        label: {
+            f"fit {fit}": list(zip(seen.updates, map(float, shares), strict=True))
+            for fit, shares in enumerate(seen.course(lengths), 1)
+        }
+        for label, lengths in ranges.items()
+        if seen.places(lengths)
+    }
+    if len(seen.updates) < 2 or not panels:
+        return []
+    caption = "Right answers with every map that a fit passed through, from the end of its curriculum (update 0) on."
+    return [curves("chains-checks", "Maps along their continuation", caption, panels, "updates")]
+
+
+def _by_record(evidence: Evidence, records: Sequence[Record]) -> Grid:
+    """The ranges of all records of a backbone: other queries, other fits."""
+    lines = {}
+    for record in records:
+        seen = chains.outcomes(record.predictions)
+        origin = "recomputed now" if evidence.is_fresh(record) else "results/"
+        fits = f"{len(seen.steered)} fit{'s' * (len(seen.steered) > 1)}"
+        ranges = {row.name: replace(row, paper=None) for row in chains.by_range(seen).rows if "minus" not in row.name}
+        lines[f"{record.facts.name}, {origin}: {seen.size}, {fits}"] = ranges
+    columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
+    return Grid("Right answers by range, every record", columns, lines, "Queries are resampled.")

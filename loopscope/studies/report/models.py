@@ -1,0 +1,155 @@
+"""Language models side by side: what they are called, how they compare with the published one, tables of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from loopscope.measure.replies import answers_name
+from loopscope.stats import Estimate
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.language.names import how_much, identity, identity_of, in_millions, parameters_of
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.records import Record, Row
+from loopscope.studies.report.contents import Grid, Listing
+from loopscope.studies.report.figures import Line
+
+PUBLISHED: Mapping[str, Mapping[str, str]] = {
+    "letters": {"layers": "48", "heads": "16", "width": "2,048", "loops": "4", "boundary": "norm", "J": "dense"},
+    "antonyms": {
+        "layers": "48", "heads": "16", "width": "2,048", "loops": "4", "boundary": "norm", "J": "residual, rank 128",
+    },
+    "iterations": {
+        "layers": "36", "heads": "32", "width": "4,096", "loops": "8", "boundary": "none", "J": "dense",
+    },
+}  # fmt: skip
+"""The model and map of the paper, by experiment."""
+
+INTERVALS = "Intervals are Wilson's, over independent {}."
+
+
+def labels(records: Iterable[Record]) -> dict[tuple[str, ...], str]:
+    """A name for every model with its map, the largest first: its folder's, its size, and what else tells it apart."""
+    known = {identity(record): record for record in records}
+    known = dict(sorted(known.items(), key=lambda each: (-parameters_of(each[1]), each[0])))
+    by_name: dict[str, list[tuple[str, ...]]] = {}
+    for each in known:
+        by_name.setdefault(each[0], []).append(each)
+    return {
+        each: f"{each[0]} ({in_millions(parameters_of(record))}{_apart(each, by_name[each[0]])})"
+        for each, record in known.items()
+    }
+
+
+def _apart(mine: tuple[str, ...], alike: Sequence[tuple[str, ...]]) -> str:
+    """What tells one from others of its name, as little as is enough."""
+    said = ""
+    _, weights, step, loops, boundary, rest = mine
+    parts = (
+        (4, f"boundary {boundary}"), (3, f"{loops} loops"), (2, f"map {step[:6]}"), (1, f"weights {weights[:6]}"),
+        (5, f"config {rest[:6]}" if rest else "identity version 1"),
+    )  # fmt: skip
+    for place, part in parts:
+        if len({each[place] for each in alike}) > 1:
+            said += f", {part}"
+            alike = [each for each in alike if each[place] == mine[place]]
+    return said
+
+
+def published(experiment: str) -> str:
+    """What the paper's model is called in figures and tables."""
+    return f"paper: {LANGUAGE[experiment].published_on}"
+
+
+def measured_on(experiment: str, named: Iterable[str]) -> str:
+    """Which models, beside the published one, in a sentence."""
+    known = LANGUAGE[experiment]
+    return (
+        f"The paper's model is {known.published_on}, of {in_millions(known.parameters)} parameters. Measured here: "
+        f"{'; '.join(named)}."
+    )
+
+
+def models(experiment: str, records: Mapping[str, Sequence[Record]]) -> Listing:
+    """Every model in numbers, with what it was asked, and the published one."""
+    lines: dict[str, dict[str, str]] = {}
+    for label, found in records.items():
+        about, step = found[0].notes["model"], found[0].notes.get("map", {})
+        rank = f", rank {step['rank']}" if "rank" in step else ""
+        lines[label] = {
+            "kind": str(about["type"]), "parameters": f"{parameters_of(found[0]):,}", "layers": str(about["layers"]),
+            "heads": str(about["heads"]), "width": f"{about['width']:,}", "loops": str(found[0].facts.loops),
+            "boundary": str(found[0].settings.get("boundary", "")), "J": f"{step.get('family', '')}{rank}",
+            "precision": ", ".join(dict.fromkeys(str(each.settings.get("dtype", "fp32")) for each in found)),
+            "asked": "; ".join(dict.fromkeys(map(how_much, found))),
+        }  # fmt: skip
+    known = LANGUAGE[experiment]
+    lines[published(experiment)] = {"parameters": f"{known.parameters:,}", **PUBLISHED[experiment]}
+    columns = list(dict.fromkeys(column for told in lines.values() for column in told))
+    note = "Boundary: what ends a loop, the model's final norm or nothing."
+    if old := [label for label, found in records.items() if any(identity_of(each)["version"] == 1 for each in found)]:
+        note += f" Identity version 1, known by the SHA-256 of the weights alone: {', '.join(old)}."
+    return Listing("Models", columns, lines, note, "model")
+
+
+def side_by_side(
+    title: str, experiment: str, rows: Mapping[str, Sequence[Row]], head: str = "condition", note: str = ""
+) -> Grid:
+    """A line for every row's name, a column for every model, and one for the paper where it printed some of them.
+
+    Where models were asked differently often, their heads say how often.
+    """
+    often = {label: {row.n for row in found} for label, found in rows.items()}
+    alike = len({frozenset(counts) for counts in often.values()}) == 1
+    columns = {
+        label: label
+        if alike
+        else f"{label}, n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{', '.join(f'{n:,}' for n in sorted(counts))}"
+        for label, counts in often.items()
+    }
+    lines: dict[str, dict[str, Row]] = {name: {} for name in _merged(rows.values())}
+    for label, found in rows.items():
+        for row in found:
+            lines[row.name][columns[label]] = row
+            if row.paper is not None:
+                lines[row.name][published(experiment)] = printed(row.paper, row.n)
+    last = [published(experiment)] * any(published(experiment) in line for line in lines.values())
+    return Grid(title, [*columns.values(), *last], lines, note, head)
+
+
+def _merged(rows: Iterable[Sequence[Row]]) -> list[str]:
+    """The names of all rows; one that the rows before have not stands after its neighbour."""
+    order: list[str] = []
+    for found in rows:
+        place = 0
+        for row in found:
+            if row.name not in order:
+                order.insert(place, row.name)
+            place = order.index(row.name) + 1
+    return order
+
+
+def printed(share: float, n: int) -> Row:
+    """A share without an interval: what the paper printed, or what is counted and not measured."""
+    return Row("", Estimate(share, float("nan"), float("nan"), n, "", 0), n)
+
+
+def rows_of(evidence: Evidence, record: Record, title: str) -> dict[str, Row]:
+    """The rows of a record's table by name; none where there is no table whose title begins so."""
+    return {row.name: row for table in evidence.tables(record) if table.title.startswith(title) for row in table.rows}
+
+
+def by_depth(rows: Mapping[str, Row], templates: tuple[int, int]) -> list[Line]:
+    """Lines over the depths asked for: with J, without, and with J in the wording that was held out, dashed.
+
+    `rows` have names as "X, k = 3", where X is `answers_name` of a template with J or without; the second of
+    `templates` is held out.
+    """
+    trained, held_out = templates
+    lines = []
+    for template, steered in ((trained, True), (trained, False), (held_out, True)):
+        first, dashed = f"{answers_name(template, steered)}, k = ", template == held_out
+        depths = {int(name.removeprefix(first)): row for name, row in rows.items() if name.startswith(first)}
+        paper = [(float(k), row.paper) for k, row in depths.items() if row.paper is not None and not dashed]
+        said = f"{'J' if steered else 'no map'}{', held-out wording' if dashed else ''}"
+        lines.append(Line(said, [depths[k].estimate for k in sorted(depths)], dashed, paper=paper))
+    return lines

@@ -1,0 +1,1 @@
+"""Training many small models or maps at once."""

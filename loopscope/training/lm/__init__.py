@@ -1,0 +1,1 @@
+"""Training one language model, or a map on one."""

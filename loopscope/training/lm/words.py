@@ -1,0 +1,95 @@
+"""A tokenizer cut to the words of a task, for a model from nothing that is to be small.
+
+    write_words(Path("letters"), "letters")
+
+A released vocabulary has 49,152 tokens or more, and with them the embedding is most of a narrow model.  Letter-walk has
+some 140 words in all its wordings, the held-out one included: a token is one of these, a digit, a punctuation mark, the
+end of a line or a mark of the chat template.  What is none of them, as most of general text, is one unknown token.
+Nothing is learned or drawn: the same task gives the same bytes.
+
+A word is one token, and the same at the beginning of a line as after a space, as in the vocabularies of SentencePiece:
+whoever looks for the rule of a name looks for the very token that was asked about.  Lines come back from their tokens
+as they were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from loopscope.errors import InputError, nearest
+from loopscope.models.extras import extra
+from loopscope.models.text import SETTINGS, TOKENIZER
+from loopscope.store.files import new_folder, write_synced
+from loopscope.tasks import letters
+
+UNKNOWN, BEGIN, END = MARKS = ("<|unknown|>", "<|im_start|>", "<|im_end|>")
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What stands for the space before a word, as in SentencePiece."""
+
+ROLES = ("system", "user", "assistant")
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def _letters() -> Iterator[str]:
+    """The texts of letter-walk, every name in every place and every digit in both."""
+    for name, giver in zip(letters.NAMES, letters.NAMES[1:] + letters.NAMES[:1], strict=True):
+        yield letters.RULE.format(giver=giver, taker=name)
+    for wording in letters.TEMPLATES:
+        yield "\n".join([wording.intro, wording.question.format(start=letters.NAMES[0], k="00")])
+    yield letters.ONLY_THE_NAME
+
+
+WORDS: Mapping[str, Callable[[], Iterator[str]]] = {"letters": _letters}
+"""The texts of the tasks that there are words of."""
+
+
+def write_words(out: Path, task: str) -> int:
+    """Write a folder with a tokenizer of a task's words and its chat template; gives the number of tokens.
+
+    InputError for a task without words and for an `out` that exists.
+    """
+    if task not in WORDS:
+        raise InputError(f"there are no words of {task!r}; there are those of {', '.join(WORDS)}{nearest(task, WORDS)}")
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out} exists already; give a folder that does not")
+    parts = _tokenizer(WORDS[task]())
+    settings = {"chat_template": CHAT, "eos_token": END, "pad_token": END, "unk_token": UNKNOWN}
+    with new_folder(out) as draft:
+        write_synced(draft / TOKENIZER, f"{json.dumps(json.loads(parts.to_str()), ensure_ascii=False)}\n".encode())
+        write_synced(draft / SETTINGS, f"{json.dumps(settings, indent=1)}\n".encode())
+    return int(parts.get_vocab_size())
+
+
+def _tokenizer(texts: Iterator[str]) -> Any:
+    """The `tokenizers.Tokenizer` of the words in texts, of digits and of what a chat is made of."""
+    tokenizers = extra("tokenizers", "making a tokenizer")
+    split = tokenizers.pre_tokenizers
+    cut = split.Sequence(
+        [
+            split.Split("\n", "isolated"),
+            split.Metaspace(replacement=SPACE, prepend_scheme="always"),
+            split.Split(tokenizers.Regex(rf"{SPACE}?(\p{{L}}+|\p{{N}}|[^\p{{L}}\p{{N}}])"), "isolated"),
+        ]
+    )
+    digits = (sign + str(digit) for digit in range(10) for sign in (SPACE, ""))
+    words = (word for text in (*ROLES, "\n", *texts) for word, _ in cut.pre_tokenize_str(text))
+    numbered = {word: number for number, word in enumerate(dict.fromkeys((*MARKS, *digits, *words)))}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbered, unk_token=UNKNOWN))
+    made.pre_tokenizer = cut
+    back = tokenizers.decoders
+    made.decoder = back.Sequence(
+        [
+            back.Fuse(),
+            back.Replace(tokenizers.Regex(f"{SPACE}?\n{SPACE}?"), "\n"),
+            back.Replace(SPACE, " "),
+            back.Strip(" ", 1, 0),
+        ]
+    )
+    made.add_special_tokens([tokenizers.AddedToken(mark, special=True, normalized=False) for mark in MARKS])
+    return made
