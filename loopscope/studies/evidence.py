@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from loopscope.quantity import Coordinate, Quantity, of_tables, one
 from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.studies.closeness import is_whole, parts_left
 from loopscope.studies.language import tables as language_tables
 from loopscope.studies.language.names import scale_of, subject_of
 from loopscope.studies.language.records import ANY_MAP, LANGUAGE
 from loopscope.studies.lineage import Lineage
-from loopscope.studies.records import Record, Row, Table, percent
+from loopscope.studies.records import Record, Row, percent
 from loopscope.studies.registry import EXPERIMENTS, Selection, selection
 
 
@@ -29,7 +30,7 @@ class Evidence:
     stored: Sequence[Record] = ()
     fresh: Sequence[Record] = ()
     lineage: Lineage = field(default_factory=Lineage)
-    _tables: dict[int, list[Table]] = field(default_factory=dict, repr=False)
+    _tables: dict[int, list[Any]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def records(self) -> list[Record]:
@@ -79,7 +80,7 @@ class Evidence:
         found = self.of(experiment)
         return [found[name] for name in self.selection.names if name in found]
 
-    def tables(self, record: Record) -> list[Table]:
+    def tables(self, record: Record) -> list[Any]:
         """The tables of a record, made once.
 
         The paper's numbers are beside those of the main backbone and of every language model.
@@ -101,6 +102,14 @@ class Evidence:
         """One row by its name and the beginning of its table's title."""
         table = next(table for table in self.tables(record) if table.title.startswith(title))
         return next(row for row in table.rows if row.name == name)
+
+    def quantities(self, record: Record) -> list[Quantity]:
+        """All quantities of a record's tables."""
+        return list(of_tables(self.tables(record)))
+
+    def one(self, record: Record, id: str, **at: Coordinate) -> Quantity:
+        """A quantity of a record; InputError where there is none, or more than one."""
+        return one(self.quantities(record), id, **at)
 
     def is_fresh(self, record: Record) -> bool:
         """Whether it was measured just now."""
