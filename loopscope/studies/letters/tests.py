@@ -33,7 +33,7 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.execute.executor import run
 from loopscope.measure.heads import STEP, Heads, Selection, late_layers
-from loopscope.measure.replies import Speaks, Tell, as_reply, asked, together
+from loopscope.measure.replies import Log, Speaks, as_reply, asked, together
 from loopscope.models.decoding import generate
 from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import between
@@ -287,7 +287,7 @@ def measure(
     *,
     count: int | None = None,
     batch: int = 16,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Measured:
     """One test on the first `count` pairs of its set, by default all.
 
@@ -306,7 +306,7 @@ def measure(
     wholes: dict[str, list[int]] = {name: [] for name, row in rows.items() if row.whole}
     found = Measured({}, {})
     for start in range(0, len(mine), batch):
-        tell(f"{test}: {start} of {len(mine)} pairs")
+        log(f"{test}: {start} of {len(mine)} pairs")
         some = mine[start : start + batch]
         inputs = {
             BASE: question_tokens(tokenizer, [pair.base for pair in some]),

@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from loopscope.measure.heads import STEP
-from loopscope.measure.replies import Speaks, Tell, answers_name
+from loopscope.measure.replies import Log, Speaks, answers_name
 from loopscope.models.passes import LanguageModel, states
 from loopscope.models.placement import between
 from loopscope.program import F
@@ -47,7 +47,7 @@ def measure_walks(
     *,
     count: int = LETTERS,
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "letters loops"]]:
     """By `answers_name`, for `walk_letters`: after how many transfers the person named has the letter, or OTHER."""
     programs = {False: F**model.loops, True: between(STEP, model.loops)}
@@ -57,7 +57,7 @@ def measure_walks(
         asked = walk_letters(template, count)
         parts: dict[bool, list[Tensor]] = {steered: [] for steered in programs}
         for start in range(0, len(asked), batch):
-            tell(f"template {template}: {start} of {len(asked)} questions")
+            log(f"template {template}: {start} of {len(asked)} questions")
             some = asked[start : start + batch]
             tokens, away = question_tokens(tokenizer, some).to(device_of(model)), _away(some)
             for steered, program in programs.items():
