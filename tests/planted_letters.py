@@ -138,7 +138,7 @@ class PlantedWalker(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.table[tokens]
 
-    def turns(self, rows: Tensor, h: Tensor) -> Tensor:
+    def rotary_angles(self, rows: Tensor, h: Tensor) -> Tensor:
         return rows
 
     def close(self, h: Tensor) -> Tensor:

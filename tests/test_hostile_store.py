@@ -17,7 +17,7 @@ import torch
 
 from loopscope.errors import DamagedError, InputError, LoopscopeError, NewerError
 from loopscope.store.artefacts import name_of
-from loopscope.store.compression import EXPANDED, expand, squeeze
+from loopscope.store.compression import EXPANDED, compress, expand
 from loopscope.store.contents import Artefact
 from loopscope.store.files import StoreError, append, locked, new_file, new_folder, read, sha256_of, write_synced
 from loopscope.store.manifest import HEADER_LIMIT, JSON_LIMIT, MANIFEST, MANIFEST_LIMIT, manifest_text, parse_tensors
@@ -213,7 +213,7 @@ def test_a_small_file_that_expands_far_is_damage(store: Store, refused: Refused)
 
 
 def test_an_xz_file_is_one_whole_stream_of_bounded_memory(tmp_path: Path, refused: Refused) -> None:
-    whole = squeeze(b"content" * 1000, "x")
+    whole = compress(b"content" * 1000, "x")
     assert expand(whole, tmp_path) == b"content" * 1000
     assert "the beginning of one" in refused(DamagedError, expand, whole[:-5], tmp_path)
     assert "4 bytes behind it" in refused(DamagedError, expand, whole + b"more", tmp_path)
@@ -224,10 +224,9 @@ def test_an_xz_file_is_one_whole_stream_of_bounded_memory(tmp_path: Path, refuse
 
 
 def test_what_would_not_be_read_again_is_not_written(store: Store, refused: Refused, monkeypatch) -> None:
-    from loopscope.store import compression as squeezed
-    from loopscope.store import contents, manifest
+    from loopscope.store import compression, contents, manifest
 
-    monkeypatch.setattr(squeezed, "EXPANDED", 1000)
+    monkeypatch.setattr(compression, "EXPANDED", 1000)
     monkeypatch.setattr(contents, "JSON_LIMIT", 5000)
     monkeypatch.setattr(contents, "HEADER_LIMIT", 1000)
     monkeypatch.setattr(manifest, "MANIFEST_LIMIT", 3000)

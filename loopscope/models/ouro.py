@@ -33,7 +33,7 @@ from loopscope import bounds
 from loopscope.bounds import shown, whole
 from loopscope.errors import InputError
 from loopscope.models.configs import base_of, check_keys, check_shared, ends_of, eps_of, rotary, sizes
-from loopscope.models.passes import Boundary, Turns, check_tokens, states
+from loopscope.models.passes import Boundary, RotaryAngles, check_tokens, states
 from loopscope.program import F
 
 _SIZES = {
@@ -118,17 +118,17 @@ class RMSNorm(nn.Module):
         return self.weight * normed.to(x.dtype)
 
 
-def turned(rows: Int[Tensor, "*P R"], size: int, base: float, dtype: torch.dtype) -> Turns:
+def angles_of(rows: Int[Tensor, "*P R"], size: int, base: float, dtype: torch.dtype) -> RotaryAngles:
     """Cosines and sines of rows in heads of a size, in fp32 or better: plane i has the frequency base^(-2i/size)."""
     kind = torch.promote_types(dtype, torch.float32)
     steps = torch.arange(0, size, 2, device=rows.device).to(kind) / size
     angle = (rows[..., None].to(kind) * (1.0 / base**steps)).unsqueeze(-3)  # alike for all heads
-    return Turns(angle.cos(), angle.sin())
+    return RotaryAngles(angle.cos(), angle.sin())
 
 
-def rotate(x: Float[Tensor, "*B H R k"], turns: Turns) -> Float[Tensor, "*B H R k"]:
+def rotate(x: Float[Tensor, "*B H R k"], rotary_angles: RotaryAngles) -> Float[Tensor, "*B H R k"]:
     """x turned by its position: entry i is paired with entry i + k/2."""
-    cos, sin = turns.cos.to(x.dtype), turns.sin.to(x.dtype)
+    cos, sin = rotary_angles.cos.to(x.dtype), rotary_angles.sin.to(x.dtype)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
@@ -174,19 +174,19 @@ class OuroLayer(nn.Module):
         self.post_attention_layernorm_2 = RMSNorm(config.width, config.eps)
 
     def project(
-        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | Turns, parts: str = "qkv"
+        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | RotaryAngles, parts: str = "qkv"
     ) -> tuple[Float[Tensor, "*B H R k"], ...]:
         """The named projections of these rows, split into heads, q and k turned by their positions.
 
-        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `turns` of them.
+        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `rotary_angles` of them.
         """
-        turns = rows if isinstance(rows, Turns) else turned(rows, self.size, self.base, x.dtype)
+        rotary_angles = rows if isinstance(rows, RotaryAngles) else angles_of(rows, self.size, self.base, x.dtype)
         x = self.input_layernorm(x)
         linears = {"q": self.self_attn.q_proj, "k": self.self_attn.k_proj, "v": self.self_attn.v_proj}
         found = []
         for part in parts:
             y = linears[part](x).unflatten(-1, (-1, self.size)).transpose(-2, -3)
-            y = y if part == "v" else rotate(y, turns)
+            y = y if part == "v" else rotate(y, rotary_angles)
             shared = self.heads // y.shape[-3]  # query heads to one key head
             found.append(y if shared == 1 else y.repeat_interleave(shared, -3))
         return tuple(found)
@@ -279,9 +279,9 @@ class Ouro(nn.Module):
         check_tokens(tokens, self.config.vocabulary, self.config.positions)
         return self.model.embed_tokens(tokens.long())
 
-    def turns(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> Turns:
+    def rotary_angles(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> RotaryAngles:
         """The rotary positions of rows, for all layers and loops."""
-        return turned(rows, self.head_size, self.config.base, h.dtype)
+        return angles_of(rows, self.head_size, self.config.base, h.dtype)
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """The final norm, which ends every call."""

@@ -35,7 +35,7 @@ from loopscope import bounds
 from loopscope.errors import InputError
 from loopscope.models.configs import CLASSES, ends_of, stack_settings
 from loopscope.models.extras import extra
-from loopscope.models.passes import Boundary, Turns, boundary_named, check_tokens, states
+from loopscope.models.passes import Boundary, RotaryAngles, boundary_named, check_tokens, states
 from loopscope.program import F
 
 
@@ -50,14 +50,14 @@ class StackLayer:
         self.scale = float(self.attention.scaling)
 
     def project(
-        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | Turns, parts: str = "qkv"
+        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | RotaryAngles, parts: str = "qkv"
     ) -> tuple[Float[Tensor, "*B H R k"], ...]:
         """Queries, keys, values ("q", "kv" or "qkv") of these rows, q and k normed and rotated to their positions.
 
-        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `turns` of them.
+        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `rotary_angles` of them.
         """
         attention, y = self.attention, self.decoder.input_layernorm(x)
-        cos, sin = rows if isinstance(rows, Turns) else _turns(self.rotary, rows, x)
+        cos, sin = rows if isinstance(rows, RotaryAngles) else _angles(self.rotary, rows, x)
         found = []
         for part in parts:
             heads = getattr(attention, f"{part}_proj")(y).unflatten(-1, (-1, attention.head_dim))
@@ -82,11 +82,11 @@ class StackLayer:
         return self.decoder.mlp(self.decoder.post_attention_layernorm(x))
 
 
-def _turns(rotary: Any, rows: Int[Tensor, "*P R"], x: Float[Tensor, "*B R d"]) -> Turns:
+def _angles(rotary: Any, rows: Int[Tensor, "*P R"], x: Float[Tensor, "*B R d"]) -> RotaryAngles:
     """By transformers' own rotary positions."""
     several = rows if rows.dim() > 1 else rows[None]  # some versions of transformers take no fewer axes
     cos, sin = rotary(x, several)
-    return Turns(cos.unsqueeze(-3), sin.unsqueeze(-3))
+    return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3))
 
 
 class LoopedStack(nn.Module):
@@ -151,9 +151,9 @@ class LoopedStack(nn.Module):
         check_tokens(tokens, self.vocabulary, self.positions)
         return self.model.embed_tokens(tokens.long())
 
-    def turns(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> Turns:
+    def rotary_angles(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> RotaryAngles:
         """The rotary positions of rows, for all layers and loops."""
-        return _turns(self.model.rotary_emb, rows, h)
+        return _angles(self.model.rotary_emb, rows, h)
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """What F does after its last layer, row by row: the final norm with boundary "norm", else nothing."""

@@ -136,7 +136,7 @@ def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
     for artefact in chosen.values():
         artefact.verify()
         _check(artefact, (zoo, source), widths)
-    return [_entry(zoo.adopt(artefact, squeeze=(WEIGHTS, RESULT))) for artefact in chosen.values()]
+    return [_entry(zoo.adopt(artefact, compress=(WEIGHTS, RESULT))) for artefact in chosen.values()]
 
 
 def verify(store: Store) -> tuple[Status, ...]:
