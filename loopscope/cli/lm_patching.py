@@ -249,7 +249,7 @@ def _job(
     quiet_transformers()
     from loopscope.models.folders import outline
     from loopscope.models.passes import precision_named
-    from loopscope.models.steering import InFull, check_fitted, load_step
+    from loopscope.models.steering import InFull, check_fitted, load_steering_map
     from loopscope.models.text import load_tokenizer
     from loopscope.training.cohort.jobs import pick_device
 
@@ -260,7 +260,7 @@ def _job(
     if out is not None:
         check_out(out, folder, force)
     places = {name: Path(each) for name, each in _pairs("--map", "NAME=FOLDER", maps).items()}
-    steps = {name: InFull(load_step(each, folder, shape.width).float()) for name, each in places.items()}
+    steps = {name: InFull(load_steering_map(each, folder, shape.width).float()) for name, each in places.items()}
     origins = {name: check_fitted(each, folder, shape.boundary, any_map=any_map) for name, each in places.items()}
     return _Job(folder, shape, load_tokenizer(folder), steps, origins, ending, dtype, where)
 

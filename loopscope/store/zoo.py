@@ -2,7 +2,7 @@
 
     zoo = open_zoo()
     model = load_backbone(find(zoo, "d8l6-3", "backbone"))
-    step = load_fit(find(zoo, "one-1@d8l6-3", "map"))
+    steering_map = load_fit(find(zoo, "one-1@d8l6-3", "map"))
 
 It is the folder `zoo` beside the package, or the one that the environment variable LOOPSCOPE_ZOO names.
 """

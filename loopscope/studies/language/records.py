@@ -25,7 +25,7 @@ from loopscope.measure.heads import Heads, Selection, select
 from loopscope.measure.replies import Log, Speaks, under
 from loopscope.models.identity import Identity, identify
 from loopscope.models.passes import Boundary, LanguageModel, precision_name
-from loopscope.models.steering import UNKNOWN, InFull, Provenance, check_fitted, load_step
+from loopscope.models.steering import UNKNOWN, InFull, Provenance, check_fitted, load_steering_map
 from loopscope.store.artefacts import IDENTITY, WEIGHTS_SHA
 from loopscope.store.files import damaged
 from loopscope.store.store import Store
@@ -185,7 +185,7 @@ def load_language(
     tokenizer = load_tokenizer(folder)
     if tokenizer.template is None:
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
-    loaded = load_step(step, folder, config.get("hidden_size"))
+    loaded = load_steering_map(step, folder, config.get("hidden_size"))
     step_key, ending, identity = map_key(loaded), outline(folder, boundary=boundary).boundary, identify(folder)
     provenance = check_fitted(step, folder, ending, identity=identity, any_map=any_map)
     model = load_model(
