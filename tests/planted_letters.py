@@ -138,6 +138,9 @@ class PlantedWalker(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.table[tokens]
 
+    def gate_logits(self, h: Tensor) -> None:
+        """There is no exit gate."""
+
     def rotary_angles(self, rows: Tensor, h: Tensor) -> Tensor:
         return rows
 

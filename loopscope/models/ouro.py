@@ -21,20 +21,20 @@ model (tests/golden), to 1e-5 in fp32.  Attributes are named as in the released 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as nnf
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from loopscope import bounds
 from loopscope.bounds import shown, whole
 from loopscope.errors import InputError
+from loopscope.models.adapter import Adapter
 from loopscope.models.configs import base_of, check_keys, check_shared, ends_of, eps_of, rotary, sizes
-from loopscope.models.passes import Boundary, RotaryAngles, check_tokens, states
-from loopscope.program import F
+from loopscope.models.passes import Boundary, RotaryAngles
 
 _SIZES = {
     "vocabulary": ("vocab_size", bounds.VOCABULARY),
@@ -94,8 +94,8 @@ class OuroConfig:
         check_shared(values, found["num_hidden_layers"])
         size = found["hidden_size"] // found["num_attention_heads"]
         if values.get("head_dim") not in (None, size):
-            told = shown(values["head_dim"])
-            raise InputError(f"head_dim {told} is not supported: hidden_size / num_attention_heads = {size}")
+            found_size = shown(values["head_dim"])
+            raise InputError(f"head_dim {found_size} is not supported: hidden_size / num_attention_heads = {size}")
         return cls(
             **{name: found[key] for name, (key, _) in _SIZES.items()},
             eps=eps_of(values.get("rms_norm_eps")),
@@ -212,7 +212,7 @@ class _Trunk(nn.Module):
         self.early_exit_gate = nn.Linear(config.width, 1)
 
 
-class Ouro(nn.Module):
+class Ouro(Adapter):
     """embed -> F -> F -> ... -> read, one shared F that ends with a norm; a `LanguageModel`.
 
     A fresh one has PyTorch's initial weights; `folders.load` gives a released one.
@@ -250,11 +250,6 @@ class Ouro(nn.Module):
         return self.config.loops
 
     @property
-    def copies(self) -> dict[str, str]:
-        """Tensors that a file may hold a second time: none."""
-        return {}
-
-    @property
     def boundary(self) -> Boundary:
         """What ends every call: the final norm."""
         return "norm"
@@ -274,10 +269,14 @@ class Ouro(nn.Module):
         """Tokens that end a text."""
         return self.config.ends
 
-    def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
-        """h_0 of tokens [B, T]; InputError for anything but whole numbers of the vocabulary, or too many of them."""
-        check_tokens(tokens, self.config.vocabulary, self.config.positions)
-        return self.model.embed_tokens(tokens.long())
+    @property
+    def unread(self) -> tuple[nn.Parameter, ...]:
+        """The exit gate's parameters."""
+        return tuple(self.model.early_exit_gate.parameters())
+
+    def embedded(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
+        """h_0 of tokens that were checked."""
+        return self.model.embed_tokens(tokens)
 
     def rotary_angles(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> RotaryAngles:
         """The rotary positions of rows, for all layers and loops."""
@@ -295,12 +294,24 @@ class Ouro(nn.Module):
         """The exit gate before its sigmoid, row by row, of closed states."""
         return self.model.early_exit_gate(h).squeeze(-1)
 
-    def forward(
-        self, tokens: Tensor, loops: int | None = None, mask: Bool[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B T vocabulary"]:
-        """Logits at every row of tokens after `loops` calls (default: as trained); `mask` is False at padding."""
-        program = F ** (self.loops if loops is None else loops)
-        return self.read(states(self, tokens, program, mask=mask)[program.points[-1]])
+    def draw_weights(self, spread: float) -> None:
+        """Every matrix N(0, spread), biases zero."""
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                part.weight.normal_(std=spread)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                part.bias.zero_()
+
+
+def ouro_from_config(config: Mapping[str, Any], loops: int | None = None, boundary: Boundary | None = None) -> Ouro:
+    """The model of a released `config.json` with PyTorch's initial weights; `loops`: by default the config's own.
+
+    InputError for a setting that is not supported, and for a boundary that Ouro has not.
+    """
+    if boundary not in (None, "norm"):
+        raise InputError(f"Ouro ends every loop with its norm; there is no boundary {boundary!r} (nearest: norm)")
+    settings = OuroConfig.from_dict(config)
+    return Ouro(settings if loops is None else replace(settings, loops=loops))
 
 
 def exit_probabilities(gate_logits: Float[Tensor, " loops *B"]) -> Float[Tensor, " loops *B"]:

@@ -102,6 +102,10 @@ class LanguageModel(LoopedModel, Protocol):
         """Tokens that end a text."""
         ...
 
+    def gate_logits(self, h: Tensor) -> Tensor | None:
+        """An exit gate before its sigmoid, row by row, of closed states; None for a model without one."""
+        ...
+
 
 class Cache:
     """Keys and values of the rows so far, one slot for every (loop, layer), each with space for `room` rows.

@@ -39,7 +39,6 @@ from loopscope.models.folders import (
     write_folder,
 )
 from loopscope.models.identity import Identity, identify
-from loopscope.models.ouro import Ouro
 from loopscope.models.passes import PRECISIONS, Boundary
 from loopscope.models.steering import FITTED
 from loopscope.models.text import TOKENIZER, Tokenizer, load_tokenizer
@@ -291,8 +290,8 @@ def tuner_of(job: Job, *, recompute: bool, compiled: bool, recorded: bool = True
     model.requires_grad_(job.step is None)
     if job.step is not None and job.processes.device.type == "cuda":
         narrow_products(model, torch.bfloat16)
-    if isinstance(model, Ouro):
-        model.model.early_exit_gate.requires_grad_(False)  # no loss reads it
+    for parameter in model.unread:
+        parameter.requires_grad_(False)
     step = None if job.step is None else job.step.to(job.processes.device)
     objective = Objective(model, step, job.recipe.placement)
     objective.recompute, objective.compiled = recompute, compiled
