@@ -74,7 +74,7 @@ def lm_readouts(
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
     quiet_transformers()
-    from loopscope.measure.readouts import readouts, write_readouts
+    from loopscope.measure.readouts import read_loops, write_readouts
     from loopscope.models.decoding import pad_left
     from loopscope.models.folders import load, read_config
     from loopscope.models.passes import precision_named
@@ -101,7 +101,7 @@ def lm_readouts(
         log("loading")
         model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
         log("reading")
-        found = readouts(model, tokens, mask=mask, last=out is None)
+        found = read_loops(model, tokens, mask=mask, last=out is None)
         if out is not None:
             log("writing")
             write_readouts(out, found, force)

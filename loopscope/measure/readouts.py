@@ -44,7 +44,7 @@ class Readouts:
 
 
 @torch.no_grad()
-def readouts(
+def read_loops(
     model: LanguageModel,
     tokens: Int[Tensor, "B T"],
     *,

@@ -71,7 +71,7 @@ def together(prompts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
     return torch.tensor(prompts)
 
 
-def replies(
+def ask(
     model: LanguageModel,
     tokenizer: Speaks,
     questions: Sequence[str],
@@ -106,7 +106,7 @@ def replies_of_runs(
 ) -> dict[str, UInt8[Tensor, "questions _"]]:
     """What is said to the same questions in several runs, each a program and the point that is read, as `as_bytes`.
 
-    As `replies` run by run, but every question becomes tokens once.
+    As `ask` run by run, but every question becomes tokens once.
     """
     prompts = {question: asked(tokenizer, question) for question in questions}
     found = {}
