@@ -71,7 +71,7 @@ def load_map(name: str | Path, *, zoo: Path | None = None) -> maps.AffineMap:
 
 def model_folder(name: str | Path, zoo: Path | None = None) -> Path:
     """The folder of a model: `name` itself if it is one, else that of the zoo's backbone or language model."""
-    place = _folder(name, MODELS, "backbone or language model", zoo, instead=(MAPS, "a map, which load_map loads"))
+    place = _folder(name, MODELS, "model", zoo, instead=(MAPS, "a map, which load_map loads"))
     if (place / CONFIG).is_file() or (place / MANIFEST).is_file():
         return place
     if (place / maps.CONFIG_FILE).is_file():
@@ -79,9 +79,14 @@ def model_folder(name: str | Path, zoo: Path | None = None) -> Path:
     raise InputError(f"{name} is no model: it has no {CONFIG}")
 
 
+def language_folder(name: str | Path, zoo: Path | None = None) -> Path:
+    """The folder of a language model: `name` itself if it is a folder, else that of the zoo's language model."""
+    return _folder(name, (LM,), "checkpoint", zoo, instead=((BACKBONE, *MAPS), "no language model"))
+
+
 def map_folder(name: str | Path, zoo: Path | None = None) -> Path:
     """The folder of a saved map: `name` itself if it is one, else that of the zoo's map."""
-    return _folder(name, MAPS, "map", zoo, instead=(MODELS, "a model, which load loads"))
+    return _folder(name, MAPS, "saved map", zoo, instead=(MODELS, "a model, which load loads"))
 
 
 def _folder(
@@ -89,20 +94,20 @@ def _folder(
 ) -> Path:
     """A folder that exists, else that of the one entry of the zoo with this name, every file of it hashed.
 
-    `instead` are kinds that somebody may have meant, and what to say of those.
+    For errors: `what` it should be; `instead`, kinds that somebody may have meant and what to say of those.
     """
     asked = os.fspath(name)
     if not asked:
         raise InputError(f"an empty name names no {what}")
     if Path(asked).is_dir():
         return Path(asked)
-    missing = f"there is no folder {asked}"
+    missing = f"{asked} is no {what}: there is no such folder"
     if os.sep in asked:
         raise InputError(missing)
     try:
         store = open_zoo(zoo)
     except InputError as error:
-        raise InputError(f"{missing}, and no zoo to look for that name: {error}") from None
+        raise InputError(f"{missing}, nor a zoo to look for the name: {error}") from None
     known = [artefact for kind in kinds for artefact in store.every(kind)]
     found = matches(known, asked)
     if len(found) > 1:
@@ -112,7 +117,7 @@ def _folder(
         raise InputError(f"{asked} in {store.root} is {instead[1]}")
     if not found:
         close = nearest(asked, map(name_of, known))
-        raise InputError(f"{missing}, and {store.root} has no {what} of that name among {len(known)}{close}")
+        raise InputError(f"{missing}, and {store.root} has none of that name among {len(known)}{close}")
     found[0].verify()
     return found[0].folder
 

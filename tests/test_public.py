@@ -75,19 +75,19 @@ def test_names_that_name_nothing_get_one_line_with_the_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no folder d8l6-55" in (said := refused(InputError, load, "d8l6-55"))
+    assert "d8l6-55 is no model: there is no such folder" in (said := refused(InputError, load, "d8l6-55"))
     assert said.endswith("(nearest: d8l6-5)")
     assert "(nearest: one-" in refused(InputError, load_map, "one-9@d8l6-5")
     assert "a map, which load_map loads" in refused(InputError, load, "one-1@d8l6-5")
     assert "a model, which load loads" in refused(InputError, load_map, "d8l6-5")
     assert "an empty name" in refused(InputError, load, "")
-    assert refused(InputError, load, "no/such/folder") == "there is no folder no/such/folder"
+    assert refused(InputError, load, "no/such/folder") == "no/such/folder is no model: there is no such folder"
     assert "no loops to choose" in refused(InputError, lambda: load("d8l6-5", loops=3))
     save_map(DiagonalLowRank(8, 2, seed=0), tmp_path / "map")
     assert "load_map reads it" in refused(InputError, load, "map")
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refused(InputError, load, "empty")
-    assert "no zoo to look" in refused(InputError, lambda: load("d8l6-5", zoo=tmp_path / "none"))
+    assert "nor a zoo to look" in refused(InputError, lambda: load("d8l6-5", zoo=tmp_path / "none"))
 
 
 ADAPTER_FILES = ("models/ouro.py", "models/stacks.py", "models/folders.py", "models/__init__.py")

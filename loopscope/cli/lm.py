@@ -59,7 +59,7 @@ def lm_get(
 
 @lm_app.command("readouts")
 def lm_readouts(
-    path: Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")],
+    path: Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")],
     text: Annotated[list[str] | None, typer.Option(help="A text to read (repeatable).")] = None,
     ids: Annotated[str | None, typer.Option(help='Tokens to read, such as "[[1, 7, 3]]".')] = None,
     chat: Chat = False,
@@ -74,6 +74,7 @@ def lm_readouts(
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
     quiet_transformers()
+    from loopscope.loading import language_folder
     from loopscope.measure.readouts import read_loops, write_readouts
     from loopscope.models.decoding import pad_left
     from loopscope.models.folders import load, read_config
@@ -87,6 +88,7 @@ def lm_readouts(
     kind = ending_named(boundary)
     precision = precision_named(dtype)
     whole("--top", top, 1, VOCABULARY)
+    path = language_folder(path)
     read_config(path)  # is it a model folder at all?
     if out is not None:
         check_out(out, path, force)

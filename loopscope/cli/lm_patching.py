@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from loopscope.models.steering import InFull, Provenance
     from loopscope.models.text import Tokenizer
 
-Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
-Maps = Annotated[list[str] | None, typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J (repeatable).")]
+Folder = Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")]
+Maps = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J or a zoo name (repeatable)."),
+]
 AnyMap = Annotated[
     bool, typer.Option("--any-map", help="Take maps that were fitted to another model or boundary, too.")
 ]
@@ -247,6 +250,7 @@ def _job(
     out: Path | None, force: bool,
 ) -> _Job:  # fmt: skip
     quiet_transformers()
+    from loopscope.loading import language_folder, map_folder
     from loopscope.models.folders import outline
     from loopscope.models.passes import precision_named
     from loopscope.models.steering import InFull, check_fitted, load_steering_map
@@ -256,10 +260,11 @@ def _job(
     ending = ending_named(boundary)
     precision_named(dtype)
     where = pick_device(device)
+    folder = language_folder(folder)
     shape = outline(folder, boundary=ending)
     if out is not None:
         check_out(out, folder, force)
-    places = {name: Path(each) for name, each in _pairs("--map", "NAME=FOLDER", maps).items()}
+    places = {name: map_folder(each) for name, each in _pairs("--map", "NAME=FOLDER", maps).items()}
     steps = {name: InFull(load_steering_map(each, folder, shape.width).float()) for name, each in places.items()}
     origins = {name: check_fitted(each, folder, shape.boundary, any_map=any_map) for name, each in places.items()}
     return _Job(folder, shape, load_tokenizer(folder), steps, origins, ending, dtype, where)
