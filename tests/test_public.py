@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ import torch
 
 import loopscope
 from loopscope import LoopedTransformer, load, load_map, save_map
+from loopscope.cli import main
 from loopscope.errors import InputError
 from loopscope.maps import DiagonalLowRank
 from loopscope.models import Adapter
-from loopscope.store import find, open_zoo
-from tests.model_folders import ouro_folder
+from loopscope.models.kept import keep
+from loopscope.store import Store, find, open_zoo
+from loopscope.store.zoo import VARIABLE
+from tests.model_folders import ouro_folder, put_tokenizer
 
 PACKAGE = Path(loopscope.__file__).parent
 ROOMS = ("loopscope", *(f"loopscope.{room}" for room in ("execute", "measure", "models", "store", "training")))
@@ -69,6 +73,21 @@ def test_folders_come_before_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     save_map(mine, tmp_path / "one-1@d8l6-5")
     assert torch.equal(load_map("one-1@d8l6-5").b, mine.b)
     assert load_map("one-1@d8l6-5").width == 8
+
+
+def test_a_language_model_of_the_zoo_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep(put_tokenizer(ouro_folder(tmp_path / "folder")), "walker", Store(tmp_path / "zoo"))
+    model = load("walker", loops=2, zoo=tmp_path / "zoo")
+    assert isinstance(model, Adapter)
+    assert model.loops == 2
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "zoo"))
+    monkeypatch.setattr(sys, "argv", ["loopscope", "lm", "readouts", "walker", "--ids", "[[1, 2, 3]]", "--json"])
+    with suppress(SystemExit):
+        main()
+    assert '"model_type": "ouro"' in capsys.readouterr().out
 
 
 def test_names_that_name_nothing_get_one_line_with_the_nearest(
