@@ -18,8 +18,8 @@ from loopscope.store.store import Store
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.language.records import load_language, measure_iterations, measure_letters
 from loopscope.studies.records import RECORD, config_of, records
-from tests.test_cli import loopscope
-from tests.test_zoo import everything_under
+from tests.commands import loopscope
+from tests.stores import everything_under
 from tests.worded import worded_folder, worded_map
 
 Command = Callable[..., tuple[int, str, str]]

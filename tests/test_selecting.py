@@ -41,7 +41,7 @@ from loopscope.studies.subject import Subject, load_subject
 from loopscope.tasks.graph_walk import cycle_lengths
 from loopscope.training.cohort.controls import permuted
 from loopscope.training.cohort.hops import BLOCKS, CONTROLS, HOPS, Budget, Control
-from tests.planted import native as native_walk
+from tests.planted.claims import native as native_walk
 
 TRAINED, PERMUTED, OTHER, NONE = BLOCKS
 CPU = torch.device("cpu")
