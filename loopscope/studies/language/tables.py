@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 
 from loopscope.measure.replies import answers_name, as_texts
+from loopscope.quantity import Quantity, Table
 from loopscope.stats import wilson
 from loopscope.store.files import damaged
 from loopscope.studies.antonyms import tests as antonym_tests
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.language.layouts import ANTONYMS, LETTERS, REPLIES
-from loopscope.studies.language.shares import Right, by_depth, share
+from loopscope.studies.language.shares import Right, by_depth, difference, share
 from loopscope.studies.letters.tables import letter_tables
-from loopscope.studies.records import Record, Row, Table
+from loopscope.studies.records import Record
 from loopscope.tasks.antonyms import LONGEST, TRAINED, is_read_right, is_right
 from loopscope.tasks.iteration_tasks import TASKS
 from loopscope.tasks.iterations import Request, Score, score, tally
@@ -62,24 +64,23 @@ def readout_right(record: Record, way: str, loop: int, deletion: int) -> Right:
 def _antonyms(record: Record) -> list[Table]:
     form = str(record.settings["supervision"])
     rows = by_depth(
-        PAPER_DEPTHS[form], PAPER_SEQUENCES, "sequence", antonym_tests.TEMPLATES, LONGEST,
+        "antonyms.right", PAPER_DEPTHS[form], PAPER_SEQUENCES, "sequence", antonym_tests.TEMPLATES, LONGEST,
         lambda template, steered, k: depth_right(record, template, steered, [k]),
     )  # fmt: skip
     note = (
         "Whole replies, in the stepwise form that maps are fitted in; with J after the last loop, without it after as "
         "many as backbones are trained in, at most."
     )
-    tables = [Table(f"Antonyms, {form}: depths", rows, note)]
+    tables = [Table("antonyms.right", f"Antonyms, {form}: depths", rows, note)]
     for way in antonym_tests.WAYS:
         cells = [
-            share(
-                f"loop {loop}: deletion {k}", readout_right(record, way, loop, k), _read(form, way, loop, k), "sequence"
-            )
+            share("antonyms.readouts", f"loop {loop}: deletion {k}", readout_right(record, way, loop, k),
+                  {"way": way, "loop": loop, "deletion": k}, _read(form, way, loop, k), "sequence")
             for loop in range(1, record.facts.loops + 1)
             for k in range(1, TRAINED + 1)
-        ]
+        ]  # fmt: skip
         how = "so many loops are made" if way == "truncated" else "all loops are made, and this one is read"
-        tables.append(Table(f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}."))
+        tables.append(Table("antonyms.readouts", f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}."))
     return tables
 
 
@@ -88,6 +89,22 @@ def _read(form: str, way: str, loop: int, deletion: int) -> float | None:
     if way != PAPER_WAY[form] or loop > TRAINED:
         return None
     return PAPER_READOUTS[form][deletion - 1][loop - 1] / PAPER_SEQUENCES
+
+
+def at_depths(
+    record: Record, template: int, steered: bool, depths: Sequence[int], *, label: str = "",
+    published: float | None = None, unit: str = "request",
+) -> Quantity:  # fmt: skip
+    """Right replies at some depths together, as no table has them."""
+    right = depth_right(record, template, steered, depths)
+    at = {"template": template, "steered": steered, "first": min(depths), "last": max(depths)}
+    return share("antonyms.right.together", label, right, at, published, unit)
+
+
+def at_loop(record: Record, loop: int, published: float | None = None) -> Quantity:
+    """What a final-only backbone has right at one loop of a whole run, of requests for all deletions together."""
+    right = np.concatenate([readout_right(record, "chosen", loop, k) for k in range(1, TRAINED + 1)])
+    return share("antonyms.readouts.together", f"loop {loop}", right, {"loop": loop}, published, "request")
 
 
 # ---- iterations ------------------------------------------------------------------------------------------------------
@@ -130,14 +147,15 @@ def _right(scores: Sequence[tuple[Request, Score]], kept: Callable[[Request], bo
     return np.array([each.parsed if parsed else each.whole for request, each in scores if kept(request)])
 
 
-def long_prompts(record: Record, split: str) -> list[str]:
-    """The prompts of the long requests; those that come up several times are one cluster."""
-    return [request.prompt for request in requested(record, split) if is_long(request)]
+def gain(record: Record, split: str) -> Quantity:
+    """How many more long requests J and F get right than F alone; prompts that come up several times are one cluster.
 
-
-def titled(split: str) -> str:
-    """How the titles of tables on requests from the starts of a split begin."""
-    return "Iterations" if split == "test" else f"Iterations from {iteration_tests.STARTS[split]}"
+    It takes a bootstrap, so it is no part of the tables.
+    """
+    both, alone = (iterated(record, split, branch, is_long) for branch in ("J+F", "F"))
+    prompts = [request.prompt for request in requested(record, split) if is_long(request)]
+    value = difference(both, alone, prompts, unit="prompt")
+    return Quantity("iterations.gain", "J+F - F", value, len(both), at={"split": split})
 
 
 def _iterations(record: Record) -> list[Table]:
@@ -149,45 +167,61 @@ def _iterations(record: Record) -> list[Table]:
     return [table for split, note in notes.items() for table in _from_starts(record, split, note)]
 
 
+LONG, SHORT = "long", "short"
+"""Requests for more steps than backbones are trained on, and the others."""
+
+ALL = "all"
+"""In place of a task: all of them."""
+
+PARTS = (*((task, LONG) for task in TASKS), (ALL, LONG), (ALL, SHORT))
+"""The parts of the requests that are counted, by task and length."""
+
+
+def part_name(task: str, length: str) -> str:
+    """What a part of the requests is called."""
+    return f"{task} {length}" if task == ALL else f"{task}, {length}"
+
+
+BASELINES = ("stops_early", "repeats_start", "says_one_thing")
+"""Ways to be right without iterating on, as `iterations.Tally` counts them."""
+
+
 def _from_starts(record: Record, split: str, note: str) -> list[Table]:
     """Whole and parsed answers to requests from the starts of a split, and what is right without iterating on."""
-
-    def parts() -> dict[str, Callable[[Request], bool]]:
-        by_task = {f"{task}, long": _of_task(task) for task in TASKS}
-        return {**by_task, "all long": is_long, "all short": lambda request: not is_long(request)}
-
     whole, parsed = [], []
     scores = {branch: scored(record, split, branch) for branch in iteration_tests.branches()}
-    for part, kept in parts().items():
+    for task, length in PARTS:
+        kept = _kept(task, length)
         for branch, found in scores.items():
-            paper = _published(part, branch)
-            whole.append(share(f"{part}: {branch}", _right(found, kept), paper, "request"))
-            parsed.append(share(f"{part}: {branch}", _right(found, kept, parsed=True), None, "request"))
+            label, paper = f"{part_name(task, length)}: {branch}", _published(task, length, branch)
+            at = {"split": split, "task": task, "length": length, "branch": branch}
+            whole.append(share("iterations.whole", label, _right(found, kept), at, paper, "request"))
+            parsed.append(share("iterations.parsed", label, _right(found, kept, parsed=True), at, unit="request"))
     zero = []
     counts = [each for each in tally(requested(record, split)) if each.k > TRAINED]
-    for task in TASKS:
+    for task, what in product(TASKS, BASELINES):
         mine = [each for each in counts if each.task == task]
-        of = sum(each.requests for each in mine)
-        for what in ("stops_early", "repeats_start", "says_one_thing"):
-            right = sum(int(getattr(each, what)) for each in mine)
-            zero.append(Row(f"{task}: {what.replace('_', ' ')}", wilson(right, of, unit="request"), of))
+        of, right = sum(each.requests for each in mine), sum(int(getattr(each, what)) for each in mine)
+        at = {"split": split, "task": task, "length": LONG, "baseline": what}
+        label = f"{task}: {what.replace('_', ' ')}"
+        zero.append(Quantity("iterations.baseline", label, wilson(right, of, unit="request"), of, at=at))
+    starts = "Iterations" if split == "test" else f"Iterations from {iteration_tests.STARTS[split]}"
     return [
-        Table(f"{titled(split)}: whole answers", whole, note),
-        Table(f"{titled(split)}: parsed answers", parsed),
-        Table(f"{titled(split)}: long requests that are right without iterating on", zero),
+        Table("iterations.whole", f"{starts}: whole answers", whole, note),
+        Table("iterations.parsed", f"{starts}: parsed answers", parsed),
+        Table("iterations.baseline", f"{starts}: long requests that are right without iterating on", zero),
     ]
 
 
-def _of_task(task: str) -> Callable[[Request], bool]:
-    return lambda request: request.task == task and is_long(request)
+def _kept(task: str, length: str) -> Callable[[Request], bool]:
+    return lambda request: task in (ALL, request.task) and is_long(request) == (length == LONG)
 
 
-def _published(part: str, branch: str) -> float | None:
-    if part == "all long":
-        return sum(PAPER_LONG[branch]) / 640
-    if part == "all short":
+def _published(task: str, length: str, branch: str) -> float:
+    if length == SHORT:
         return PAPER_SHORT[branch] / 640
-    task = part.removesuffix(", long")
+    if task == ALL:
+        return sum(PAPER_LONG[branch]) / 640
     return PAPER_LONG[branch][list(TASKS).index(task)] / 128
 
 
