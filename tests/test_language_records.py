@@ -26,6 +26,7 @@ from loopscope.studies.antonyms import tests as antonym_tests
 from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.studies.iterations.tables import PAPER_LONG
 from loopscope.studies.language.names import how_much, scale_of
 from loopscope.studies.language.records import (
     LANGUAGE,
@@ -35,7 +36,7 @@ from loopscope.studies.language.records import (
     measure_letters,
     selection_of,
 )
-from loopscope.studies.language.tables import PAPER_LONG, tables
+from loopscope.studies.language.tables import tables
 from loopscope.studies.letters.tables import walked
 from loopscope.studies.letters.tests import answer_tokens, question_tokens
 from loopscope.studies.letters.walks import walk_letters

@@ -17,12 +17,12 @@ from loopscope.measure.replies import answers_name
 from loopscope.quantity import Quantity, one
 from loopscope.stats import Estimate, wilson
 from loopscope.store.store import Store
+from loopscope.studies.antonyms.tables import PAPER_READOUTS
 from loopscope.studies.claims import HOLDS, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.language.layouts import LETTERS
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.language.tables import PAPER_READOUTS
 from loopscope.studies.records import Record, records, save
 from loopscope.studies.report.contents import Figure, Grid, Listing, Report, Section
 from loopscope.studies.report.dots import Search, Spot, Step, dots, searches

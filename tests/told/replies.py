@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from loopscope.measure.replies import answers_name, as_texts
+from loopscope.studies.antonyms.tables import PAPER_DEPTHS, PAPER_SEQUENCES, at_depths, at_loop, readout_right
 from loopscope.studies.antonyms.tests import DEPTHS, FORMS, depth_requests
 from loopscope.studies.evidence import Evidence, Finding
+from loopscope.studies.iterations.tables import gain, is_long, iterated
 from loopscope.studies.language import judges as language_judges
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS
 from loopscope.studies.language.shares import share
-from loopscope.studies.language.tables import (
-    PAPER_DEPTHS,
-    PAPER_SEQUENCES,
-    at_depths,
-    at_loop,
-    gain,
-    is_long,
-    iterated,
-    readout_right,
-)
 from loopscope.studies.records import Record, percent
 from loopscope.tasks.antonyms import read_pair
 from tests.told.found import Found

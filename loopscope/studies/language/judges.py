@@ -17,14 +17,15 @@ from itertools import zip_longest
 
 from loopscope.quantity import Quantity, every, one
 from loopscope.store.zoo import by_number
+from loopscope.studies.antonyms.tables import at_depths, at_loop
 from loopscope.studies.antonyms.tests import FORMS
 from loopscope.studies.closeness import rank
 from loopscope.studies.evidence import Control, Evidence, Finding, Judge, at_least, at_most
+from loopscope.studies.iterations.tables import ALL, LONG, gain
 from loopscope.studies.iterations.tests import STARTS
 from loopscope.studies.language.layouts import ANTONYMS, HEADS, ITERATIONS, LETTERS
 from loopscope.studies.language.names import identity, parameters_of, site
 from loopscope.studies.language.records import selection_of
-from loopscope.studies.language.tables import ALL, LONG, at_depths, at_loop, gain
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING
 from loopscope.studies.letters.walks import LONGEST as WALKED
 from loopscope.studies.letters.walks import WALKS

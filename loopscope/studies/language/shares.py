@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Bool
@@ -44,17 +45,17 @@ def difference(one: Right, other: Right, clusters: Sequence[object] | None = Non
 
 def by_depth(
     id: str, published: Mapping[str, Sequence[int]], of: int, unit: str, templates: Sequence[int], longest: int,
-    right: Callable[[int, bool, int], Right],
+    right: Callable[[int, bool, int], Right], where: Mapping[str, Coordinate] = MappingProxyType({}),
 ) -> list[Quantity]:  # fmt: skip
     """What is right at every depth in each wording, without J and with it; the paper counts right ones `of` so many.
 
-    Coordinates are `template`, `steered` and `k`.
+    Coordinates are those of `where`, `template`, `steered` and `k`.
     """
     rows = []
     for template, steered in product(templates, (False, True)):
         name = answers_name(template, steered)
         for k in range(1, longest + 1):
             paper = published[name][k - 1] / of if name in published else None
-            at: dict[str, Coordinate] = {"template": template, "steered": steered, "k": k}
+            at = {**where, "template": template, "steered": steered, "k": k}
             rows.append(share(id, f"{name}, k = {k}", right(template, steered, k), at, paper, unit))
     return rows

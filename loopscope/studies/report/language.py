@@ -12,25 +12,14 @@ from loopscope.measure.replies import answers_name
 from loopscope.quantity import Quantity, one
 from loopscope.stats import Estimate, wilson
 from loopscope.studies.antonyms import tests as antonym_tests
+from loopscope.studies.antonyms.tables import PAPER_DEPTHS, PAPER_READOUTS, PAPER_SEQUENCES, PAPER_WAY, at_depths
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.studies.iterations.tables import ALL, LONG, PARTS, part_name, requested, scored
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS
 from loopscope.studies.language.names import identity
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.language.tables import (
-    ALL,
-    LONG,
-    PAPER_DEPTHS,
-    PAPER_READOUTS,
-    PAPER_SEQUENCES,
-    PAPER_WAY,
-    PARTS,
-    at_depths,
-    part_name,
-    requested,
-    scored,
-)
 from loopscope.studies.records import Record
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.dots import Spot, dots

@@ -105,29 +105,33 @@ def side_by_side(
         else f"{label}, n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{', '.join(f'{n:,}' for n in sorted(counts))}"
         for label, counts in often.items()
     }
-    lines: dict[str, dict[str, Quantity]] = {label: {} for label in _merged(rows.values()).values()}
+    said: dict[object, str] = {}
+    lines: dict[object, dict[str, Quantity]] = {which: {} for which in _merged(rows.values())}
     for label, found in rows.items():
         for row in found:
-            lines[row.label][columns[label]] = row
+            said[_which(row)] = row.label
+            lines[_which(row)][columns[label]] = row
             if row.published is not None:
-                lines[row.label][published(experiment)] = bare(row.id, row.published, row.n)
+                lines[_which(row)][published(experiment)] = bare(row.id, row.published, row.n)
     last = [published(experiment)] * any(published(experiment) in line for line in lines.values())
-    return Grid(title, [*columns.values(), *last], lines, note, head)
+    return Grid(title, [*columns.values(), *last], {said[which]: line for which, line in lines.items()}, note, head)
 
 
-def _merged(rows: Iterable[Sequence[Quantity]]) -> dict[object, str]:
-    """The labels of all quantities; one that the models before have not stands after its neighbour."""
+def _which(row: Quantity) -> object:
+    """What tells a quantity from others of one model."""
+    return row.id, *sorted(row.at.items())
+
+
+def _merged(rows: Iterable[Sequence[Quantity]]) -> list[object]:
+    """The quantities of all models in order; one that the models before have not stands after its neighbour."""
     order: list[object] = []
-    labels: dict[object, str] = {}
     for found in rows:
         place = 0
-        for row in found:
-            which = row.id, *sorted(row.at.items())
-            if which not in labels:
-                labels[which] = row.label
+        for which in map(_which, found):
+            if which not in order:
                 order.insert(place, which)
             place = order.index(which) + 1
-    return {which: labels[which] for which in order}
+    return order
 
 
 def bare(id: str, share: float, n: int) -> Quantity:
