@@ -40,8 +40,8 @@ from loopscope.studies.letters.tests import answer_tokens, question_tokens
 from loopscope.studies.letters.walks import walk_letters
 from loopscope.studies.records import Facts, Record, records
 from loopscope.studies.report.ledger import control
-from loopscope.tasks.letter_pairs import pairs
 from loopscope.tasks.letters import NAMES
+from loopscope.tasks.letters.pairs import pairs
 from tests.planted_letters import PlantedWalker, Words, raising
 
 KEY = "0" * 64

@@ -18,8 +18,9 @@ from loopscope.models.folders import load
 from loopscope.models.passes import states
 from loopscope.models.text import load_tokenizer
 from loopscope.studies.language.recipes import RECIPES, recipe
-from loopscope.tasks import antonyms, general_text, iteration_tasks, iterations, letter_training, letters
+from loopscope.tasks import antonyms, general_text, iterations, letters
 from loopscope.tasks.general_text import tokens_beside
+from loopscope.tasks.letters import training as letter_training
 from loopscope.training.lm.batches import Line, Reading, Row, chat_rows, text_rows, units
 from loopscope.training.lm.objective import Objective
 from loopscope.training.lm.questions import Earlier, Example, Text, Turn, examples, joined, questions, texts
@@ -262,7 +263,7 @@ def test_checks_ask_for_every_depth_and_know_the_answer(name: str) -> None:
     given = recipe(name, ["checked=2"])
     asked = questions(given)
     cells = Counter(each.cell for each in asked)
-    tasks = len(iteration_tasks.TASKS) if given.task == "iterations" else 1
+    tasks = len(iterations.TASKS) if given.task == "iterations" else 1
     assert set(cells.values()) == {2}
     assert len(cells) == given.deepest * tasks
     assert not any(each.right("nothing of the kind") for each in asked)

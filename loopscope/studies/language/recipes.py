@@ -20,8 +20,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from loopscope.errors import InputError, nearest
-from loopscope.tasks import antonyms, iterations, letter_training
+from loopscope.tasks import antonyms, iterations
 from loopscope.tasks.general_text import BACKBONE_SEED, MAP_SEED
+from loopscope.tasks.letters import training as letter_training
 from loopscope.training.lm.recipe import Recipe, changed
 
 WORDING = "the wording of the prompts is ours (the reference gives its own by a sketch)"

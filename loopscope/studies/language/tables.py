@@ -16,8 +16,7 @@ from loopscope.studies.language.shares import Right, by_depth, share
 from loopscope.studies.letters.tables import letter_tables
 from loopscope.studies.records import Record, Row, Table
 from loopscope.tasks.antonyms import LONGEST, TRAINED, is_read_right, is_right
-from loopscope.tasks.iteration_tasks import TASKS
-from loopscope.tasks.iterations import Request, Score, score, tally
+from loopscope.tasks.iterations import TASKS, Request, Score, score, tally
 
 # ---- antonyms --------------------------------------------------------------------------------------------------------
 

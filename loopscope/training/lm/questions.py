@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from loopscope.tasks import antonyms, iteration_tasks, iterations, letter_training, letters
+from loopscope.tasks import antonyms, iterations, letters
+from loopscope.tasks.letters import training as letter_training
 from loopscope.training.lm.recipe import Recipe
 
 
@@ -118,7 +119,7 @@ def _asked_for(recipe: Recipe, turn: int, deepest: int) -> Iterator[tuple[str, S
         for request in antonyms.requests(turn, recipe.seed, depths, recipe.form):
             yield request.prompt, request.stages
     else:
-        rounds = recipe.examples // len(iteration_tasks.TASKS)
+        rounds = recipe.examples // len(iterations.TASKS)
         for number in range(rounds * turn, rounds * (turn + 1)):
             for each in iterations.requests(number, deepest=deepest, seed=recipe.seed, wider=recipe.starts == "wider"):
                 yield each.prompt, _iterated(each)

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from loopscope.errors import InputError, nearest
 from loopscope.models.passes import Boundary
-from loopscope.tasks import iteration_tasks
+from loopscope.tasks import iterations
 from loopscope.training.recipe import FOR_READERS, Schedule
 
 MOST = {
@@ -49,7 +49,7 @@ class Recipe:
       what it can do in one pass.  When depth has grown, the pace does, by a half at each level from 1 to `pace`: at
       pace p a run of t loops learns the answer after p t steps, halves left out, so that a loop is not bound to a
       single step.
-    - `starts` of iterations: published ones that are for training, or as often wider ones (`lm/iteration_tasks.py`).
+    - `starts` of iterations: published ones that are for training, or as often wider ones.
     - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
       "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
       "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
@@ -167,7 +167,7 @@ class Recipe:
             )
         if self.starts == "wider" and self.task != "iterations":
             raise InputError(f"wider starts are there for iterations, not for {self.task}")
-        if self.task == "iterations" and self.text == "questions" and self.examples % len(iteration_tasks.TASKS):
+        if self.task == "iterations" and self.text == "questions" and self.examples % len(iterations.TASKS):
             raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
 
     @property
