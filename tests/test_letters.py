@@ -85,7 +85,7 @@ def test_a_graph_has_an_identity() -> None:
 
 @pytest.mark.parametrize(("reply", "right"), [("Carol", True), (" carol.\n", True), ("Carol!", True), ("Bob", False)])
 def test_replies_are_judged_by_the_name(reply: str, right: bool) -> None:
-    assert letters.correct(ALPHABETICAL, reply) is right
+    assert letters.is_right(reply, letters.answer(ALPHABETICAL)) is right
 
 
 @pytest.mark.parametrize(

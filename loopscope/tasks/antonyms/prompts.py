@@ -7,7 +7,6 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from loopscope.errors import InputError, nearest
 from loopscope.tasks.antonyms.sequences import (
@@ -20,6 +19,7 @@ from loopscope.tasks.antonyms.sequences import (
     deletions,
     draw_sequence,
 )
+from loopscope.tasks.task import Turn
 
 BACKBONE_SEED, MAP_SEED = 100_000_000, 300_000_000
 """Example j of update u is drawn from seed `base + 100 u + j`."""
@@ -133,20 +133,13 @@ def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[
     )
 
 
-class Turn(NamedTuple):
-    """A part of a text: which words it is about, what comes before an answer, and deletions 1, 2, ... to it."""
-
-    words: tuple[str, ...]
-    before: str
-    stages: tuple[str, ...]
-
-
 def dense_turns(seed: int, *, longest: int, sequences: int = 4, form: str = "final-only") -> tuple[Turn, ...]:
     """The questions of a text with many of them, each with its answer, to be learned from first token to last.
 
     `sequences` training sequences, each followed by the questions for deletions 1 to `longest` (1 to 12) in a random
     order, every answer behind its question.  In growing order each would stand on the one above it, and a text would
-    teach a single deletion.  InputError for a length or number out of range.
+    teach a single deletion.  What a turn asks about are the words of its sequence.  InputError for a length or number
+    out of range.
     """
     if not 1 <= longest <= len(PAIRS):
         raise InputError(f"longest deletion {longest} is asked for, there are 1 to {len(PAIRS)}")

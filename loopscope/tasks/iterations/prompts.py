@@ -147,10 +147,14 @@ def parsed_answer(task: str, text: str) -> str | None:
     return number and number[1] + number[2]
 
 
+def is_right(reply: str, answer: str) -> bool:
+    """Whether a whole text is the answer, blanks around it and case left out."""
+    return reply.strip().casefold() == answer.casefold()
+
+
 def score(request: Request, text: str) -> Score:
-    """The score of a generated text: whole, blanks around it and case left out; and by `parsed_answer`."""
-    whole = text.strip().casefold() == request.answer.casefold()
-    return Score(whole, parsed_answer(request.task, text) == request.answer)
+    """The score of a generated text: by `is_right`, and by `parsed_answer`."""
+    return Score(is_right(text, request.answer), parsed_answer(request.task, text) == request.answer)
 
 
 # ---- what a score must be compared with ------------------------------------------------------------------------------

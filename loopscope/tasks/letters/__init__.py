@@ -26,13 +26,13 @@ from loopscope.tasks.letters.prompts import (
     Held,
     Letter,
     answer,
-    correct,
     draw,
     evaluation,
+    is_right,
     prompt,
 )
 
 __all__ = [
     "HELD_OUT_TEMPLATE", "NAMES", "ONLY_THE_NAME", "REDRAW", "RULE", "TEMPLATES", "TRAIN_TEMPLATES", "Held",
-    "Letter", "answer", "correct", "draw", "evaluation", "prompt",
+    "Letter", "answer", "draw", "evaluation", "is_right", "prompt",
 ]  # fmt: skip

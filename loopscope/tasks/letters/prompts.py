@@ -111,9 +111,9 @@ def answer(letter: Letter) -> str:
     return letter.taker(letter.start, letter.k)
 
 
-def correct(letter: Letter, reply: str) -> bool:
+def is_right(reply: str, answer: str) -> bool:
     """Whether a generated reply is the answer, up to case and the spaces, full stops or exclamation marks around it."""
-    return reply.strip(" .!\n").casefold() == answer(letter).casefold()
+    return reply.strip(" .!\n").casefold() == answer.casefold()
 
 
 def written(letter: Letter, takers: Mapping[str, str], start: str) -> str:
