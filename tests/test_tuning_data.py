@@ -64,14 +64,14 @@ def test_examples_are_those_of_the_tasks() -> None:
     assert [each.loops for each in asked] == [4] * 8
     assert [letters.RULE.split("{")[0] in each.prompt for each in asked] == [True] * 8
     assert [(e.prompt, e.answer) for e in examples(recipe("antonym-final"), 3)] == [
-        (r.prompt, r.answer) for r in antonyms.backbone_requests(3, "final-only")
+        (r.prompt, r.answer) for r in antonyms.requests(3, 100_000_000, [1, 2, 3, 4, 1, 2, 3, 4], "final-only")
     ]
     assert [(e.prompt, e.answer) for e in examples(recipe("antonym-map"), 3)] == [
-        (r.prompt, r.answer) for r in antonyms.map_requests(3)
+        (r.prompt, r.answer) for r in antonyms.requests(3, 300_000_000, [*range(1, 9), *range(1, 9)], "stepwise")
     ]
     stepwise = examples(recipe("antonym-stepwise"), 3)
     assert [each.loops for each in stepwise] == [1, 2, 3, 4] * 8
-    wanted = [answer for r in antonyms.backbone_requests(3, "stepwise") for answer in r.stages]
+    wanted = [answer for r in antonyms.requests(3, 100_000_000, [4] * 8, "stepwise") for answer in r.stages]
     assert [each.answer for each in stepwise] == wanted
     for starts in ("published", "wider"):
         drawn = [each.answer for each in examples(recipe("smol-iterations", [f"starts={starts}"]), 1)]
