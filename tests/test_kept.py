@@ -21,7 +21,7 @@ from loopscope.studies.language.recipes import recipe
 from loopscope.studies.language.records import load_language
 from loopscope.studies.language.zoo import walkers
 from loopscope.studies.records import records
-from loopscope.tasks import letter_pairs
+from loopscope.tasks.letters import pairs as letter_pairs
 from loopscope.training.lm.new_model import Shape, write_fresh
 from loopscope.training.lm.words import write_words
 from tests.commands import loopscope

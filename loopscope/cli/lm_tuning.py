@@ -91,7 +91,7 @@ def lm_rules(
 ) -> None:
     """Write the rules of letter-walk graphs, told again and again, as general text that looking up is learned from."""
     from loopscope.store.files import write_synced
-    from loopscope.tasks.letter_training import retold
+    from loopscope.tasks.letters.training import retold
 
     check_file(out)
     if out.suffix != ".jsonl":
