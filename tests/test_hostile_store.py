@@ -24,6 +24,7 @@ from loopscope.store.manifest import HEADER_LIMIT, JSON_LIMIT, MANIFEST, MANIFES
 from loopscope.store.store import Store
 from loopscope.training import checkpoints
 from loopscope.training.cohort import jobs
+from loopscope.training.job import refuse_unreadable
 from tests.test_cli import loopscope
 from tests.test_jobs import StoppedError, settings_of, stop_after
 from tests.test_store import put
@@ -305,7 +306,7 @@ def test_a_newer_schema_is_exit_code_3_everywhere(store: Store, capsys: pytest.C
         assert says in [row["reason"] for row in json.loads(out)["artefacts"]]
     asks: list[Callable[[], object]] = [
         lambda: store.every("map"), lambda: store.find("map", {}), lambda: put(store, {}),
-        lambda: jobs.refuse_unreadable(store),
+        lambda: refuse_unreadable(store),
     ]  # fmt: skip
     for ask in asks:
         assert refused(NewerError, ask) == says
@@ -396,7 +397,7 @@ def begun(store: Store) -> tuple[Any, Artefact]:
 def test_a_checkpoint_that_is_none_is_told_and_passed_over(store: Store, config: dict[str, Any]) -> None:
     bad = put(store, config, kind="checkpoint")
     told: list[str] = []
-    jobs.train(toy_walk(updates=2), [0], store, settings_of(tell=told.append))
+    jobs.train(toy_walk(updates=2), [0], store, settings_of(log=told.append))
     assert len(told) == 1
     assert told[0].startswith(f"a checkpoint is passed over: {bad.folder / MANIFEST}: expected job, stage and update, ")
     assert "\n" not in told[0]
@@ -438,7 +439,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_trainer_as_it_was(
     recipe, made = begun(store)
     forged(store, made, change)
     told: list[str] = []
-    done = jobs.train(recipe, [0], store, settings_of(tell=told.append))
+    done = jobs.train(recipe, [0], store, settings_of(log=told.append))
     assert done == jobs.train(recipe, [0], Store(tmp_path / "whole"), settings_of())
     assert len(told) == 1
     assert says in told[0]

@@ -44,7 +44,7 @@ def bench_train(
 ) -> None:
     """Training: the plain eager loop of a recipe, and ours.  On a CPU the tiny recipes, on a GPU those of the paper."""
     from loopscope.cli.bench.training import bench_training
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     chosen = pick_device(device)
     with spinner() as tell:
@@ -74,7 +74,7 @@ def bench_tune(
     """Updates of a language model: the plain way, with compiled layers, with recorded passes; a CPU has the first."""
     from loopscope.cli.bench.tuning import bench_tuning
     from loopscope.studies.language.recipes import recipe as named
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     asked, chosen = named(recipe, changes or ()), pick_device(device)
     with spinner() as tell:

@@ -78,7 +78,7 @@ def lm_readouts(
     from loopscope.models.decoding import pad_left
     from loopscope.models.folders import load, read_config
     from loopscope.models.passes import precision_named
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     if (text is None) == (ids is None):
         raise InputError("give either --text or --ids")

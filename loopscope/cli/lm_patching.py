@@ -251,7 +251,7 @@ def _job(
     from loopscope.models.passes import precision_named
     from loopscope.models.steering import InFull, check_fitted, load_step
     from loopscope.models.text import load_tokenizer
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     ending = ending_named(boundary)
     precision_named(dtype)

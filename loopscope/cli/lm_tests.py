@@ -138,7 +138,7 @@ def _at_work(
     quiet_transformers()
     from loopscope.models.passes import precision_named
     from loopscope.studies.language.records import load_language
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     ending = ending_named(boundary)
     precision = precision_named(dtype)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loopscope.cli import training
 from loopscope.cli.app import AsJson, note, print_json, print_table, say
-from loopscope.cli.display import Display, display
 from loopscope.cli.lm import Ending, ending_named, lm_app, quiet_transformers
-from loopscope.cli.stopping import asked_to_stop
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
 from loopscope.store.outputs import check_file, check_folder, parent_of, write_file
 
 if TYPE_CHECKING:
+    from loopscope.cli.display import Display
     from loopscope.store.store import Store
     from loopscope.tasks.general_text import Source
     from loopscope.training.lm.jobs import Finished, Settings
@@ -43,11 +43,11 @@ def lm_recipes(as_json: AsJson = False) -> None:
     from loopscope.studies.language.recipes import RECIPES
 
     if as_json:
-        told = [
+        rows = [
             {"about": r.about, "deviations": list(r.deviations), "numerics": list(r.numerics), **r.to_dict()}
             for r in RECIPES.values()
         ]
-        return print_json({"recipes": told})
+        return print_json({"recipes": rows})
     print_table(
         "Recipes for language models",
         ("name", "about", "updates", "batch", "rate"),
@@ -206,22 +206,11 @@ def at_work(
     """General text, how jobs are run, and the display that shows them."""
     quiet_transformers()
     from loopscope.tasks.general_text import read
-    from loopscope.training.cohort.jobs import pick_device
-    from loopscope.training.lm.jobs import Progress, Settings
+    from loopscope.training.lm.jobs import Settings
 
     sources = None if text is None else [read(text)]
-    chosen = pick_device(device)
-
-    with display() as shown, asked_to_stop(note) as stop:
-
-        def watch(now: Progress) -> None:
-            loss = "-" if now.loss is None else f"{now.loss:.4f}"
-            begun = " ".join(f"{depth}:{share:.0%}" for depth, share in now.begun.items())
-            told = f"loss {loss}  begun right {begun or '-'}  right {now.accuracy:.0%}"
-            told += f"  {now.tokens_per_second:,.0f} tokens/s"
-            shown.show(now.job, now.job, now.update, now.updates, told)
-
-        yield sources, Settings(chosen, save_every, compiled, watch, note, stop), shown
+    with training.at_work(device, save_every) as (shown, how):
+        yield sources, Settings(**how, compiled=compiled, log=note), shown
 
 
 def _show(recipe: Recipe, done: Finished, as_json: bool) -> None:

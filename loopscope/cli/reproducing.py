@@ -194,7 +194,7 @@ def _quick(
     from loopscope.store.zoo import open_zoo
     from loopscope.studies.registry import selection
     from loopscope.studies.runner import carry_out, steps
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     weights = open_zoo(zoo)
     chosen = selection(stored)
@@ -233,7 +233,7 @@ def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
     from loopscope.store.artefacts import LM_MAP
     from loopscope.store.store import Store
     from loopscope.store.zoo import open_zoo
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     weights = open_zoo(zoo)
     if not weights.every(LM_MAP):
