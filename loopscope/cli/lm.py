@@ -13,6 +13,7 @@ import typer
 from loopscope.bounds import VOCABULARY, whole
 from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.cli.display import spinner
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.errors import InputError, nearest
 from loopscope.store.outputs import check_file, parent_of
 
@@ -99,6 +100,7 @@ def lm_readouts(
     tokens, mask = pad_left(prompts)
     with spinner() as tell:
         tell("loading")
+        choose_threads(weights_in(path))
         model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
         tell("reading")
         found = readouts(model, tokens, mask=mask, last=out is None)

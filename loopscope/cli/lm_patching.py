@@ -28,6 +28,7 @@ from loopscope.cli.lm import (
     named,
     quiet_transformers,
 )
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.cli.training import Device
 from loopscope.errors import InputError
 
@@ -256,6 +257,7 @@ def _job(
     ending = ending_named(boundary)
     precision_named(dtype)
     where = pick_device(device)
+    choose_threads(weights_in(folder))
     shape = outline(folder, boundary=ending)
     if out is not None:
         check_out(out, folder, force)

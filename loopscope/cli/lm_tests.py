@@ -14,6 +14,7 @@ from loopscope.cli.app import AsJson, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.cli.training import Device
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def _at_work(
     target = store_to_be(store)
     with spinner() as tell:
         tell("loading")
+        choose_threads(weights_in(folder))
         subject = load_language(
             folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device), dtype=precision,
             any_map=any_map,

@@ -15,6 +15,7 @@ from loopscope.cli import training
 from loopscope.cli.app import AsJson, note, print_json, print_table, say
 from loopscope.cli.lm import Ending, ending_named, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
 from loopscope.store.outputs import check_file, check_folder, parent_of, write_file
@@ -144,7 +145,7 @@ def lm_finetune(
     kind = ending_named(boundary)
     parent_of(out)
     check_folder(out, ours=LOOPED)
-    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
         done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)
     _show(chosen, done, as_json)
@@ -170,7 +171,7 @@ def lm_fit(
     if out is not None:
         parent_of(out)
         check_folder(out)
-    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
         done = fit(folder, chosen, target, settings, sources=sources)
     if out is not None and done.key is not None:
@@ -180,8 +181,8 @@ def lm_fit(
 
 @contextmanager
 def _job(
-    name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str, folder: Path,
-    save_every: float, compiled: bool,
+    model: Path, name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str,
+    folder: Path, save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
     """What a job is made from, checked before anything is written, with a display for as long as it runs."""
     from loopscope.studies.language.recipes import recipe
@@ -195,13 +196,13 @@ def _job(
         if names.count(each) > 1:
             raise InputError(f"the recipe's {each!r} is set twice; give it once")
     chosen = recipe(name, asked)
-    with at_work(text, device, save_every, compiled) as (sources, settings, _):
+    with at_work(model, text, device, save_every, compiled) as (sources, settings, _):
         yield chosen, sources, store, settings
 
 
 @contextmanager
 def at_work(
-    text: list[Path] | None, device: str, save_every: float, compiled: bool
+    folder: Path, text: list[Path] | None, device: str, save_every: float, compiled: bool
 ) -> Iterator[tuple[list[Source] | None, Settings, Display]]:
     """General text, how jobs are run, and the display that shows them."""
     quiet_transformers()
@@ -209,6 +210,7 @@ def at_work(
     from loopscope.training.lm.jobs import Settings
 
     sources = None if text is None else [read(text)]
+    choose_threads(weights_in(folder))
     with training.at_work(device, save_every) as (shown, how):
         yield sources, Settings(**how, compiled=compiled, log=note), shown
 

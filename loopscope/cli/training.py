@@ -16,6 +16,7 @@ from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import Display, display, spinner
 from loopscope.cli.stopping import asked_to_stop
 from loopscope.cli.stores import StoreFolder, open_store, store_to_be
+from loopscope.cli.threads import SMALL, choose_threads, numbers_of
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def train(
     from loopscope.training.cohort.jobs import train as train_backbones
 
     chosen = backbone_recipe(recipe)
+    choose_threads(numbers_of(chosen.model, chosen.batch, len(numbers)))
     with job(device, store, save_every) as (target, settings, started, _):
         _show(train_backbones(chosen, numbers, target, settings), settings, started, as_json)
 
@@ -118,8 +120,8 @@ def fit(
     wanted = [*backbone, *(name for name in recipes[1:] if name not in RECIPES)]
     with job(device, store, save_every) as (target, settings, started, _):
         found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
-        for artefact in found:
-            check_fit(chosen, artefact)
+        models = [check_fit(chosen, artefact) for artefact in found]
+        choose_threads(numbers_of(models[0].config, chosen[0].batch, len(chosen) * len(numbers)))
         done = [each for one in found for each in fit_maps(chosen, target.adopt(one), numbers, target, settings)]
         _show(done, settings, started, as_json)
 
@@ -133,6 +135,7 @@ def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: 
     from loopscope.training.job import pick_device
 
     there, chosen = open_store(store), pick_device(device)
+    choose_threads(SMALL)
     found = []
     with spinner() as tell:
         for each in score_walks(there, chosen):

@@ -6,8 +6,6 @@ where the recipe's products are bf16, one seed, batches from the same stream alr
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,6 +14,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
+from loopscope.cli.bench.timing import Log, Machine, machine, seconds_per_call, silent, timed_windows
 from loopscope.model import LoopedTransformer
 from loopscope.studies.costs import training_flops
 from loopscope.studies.recipes import backbone_recipe, map_recipe
@@ -29,7 +28,6 @@ from loopscope.training.cohort.streams import GraphStream
 from loopscope.training.cohort.trainer import WINDOW, Trainer
 from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, ParityData, WalkFit
 
-Tell = Callable[[str], None]
 AnyRecipe = TypeVar("AnyRecipe", BackboneRecipe, MapRecipe)
 WINDOWS = 4  # of a timed run; the first is not timed
 
@@ -51,70 +49,33 @@ class Timing:
     memory_gib: float | None
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What the times were taken on; the peak is that of one large bf16 product."""
-
-    device: str
-    torch: str
-    peak_tflops: float | None
-
-
-def bench_training(device: torch.device, tell: Tell = lambda _: None) -> tuple[Machine, list[Timing]]:
+def bench_training(device: torch.device, log: Log = silent) -> tuple[Machine, list[Timing]]:
     """On a GPU: D8L6 with one, three and eight seeds, four map fits, three parity seeds; on a CPU: tiny recipes."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    peak = None
-    if device.type == "cuda":
-        tell("bf16 peak")
-        peak = measure_peak(device)
-    machine = Machine(name, torch.__version__, peak)
+    here = machine(device, log)
+    peak = here.peak_tflops
     small = device.type != "cuda"
     backbone, maps = ("tiny", ("tiny-stay", "tiny-one")) if small else ("d8l6", ("one", "two"))
     recipe = backbone_recipe(backbone)
-    tell(f"{backbone}, eager")
+    log(f"{backbone}, eager")
     eager = time_eager(recipe, device, 20 if small else 40)
     timings = []
     for seeds in (2,) if small else (8, 3, 1):
-        tell(f"{backbone}, {seeds} seeds")
+        log(f"{backbone}, {seeds} seeds")
         timings.append(
             _timed(f"{backbone}, {seeds} seeds", recipe, _backbones(_short(recipe, device), seeds, device), eager, peak)
         )
     model = initial_model(recipe, 0)
     chosen = [map_recipe(each) for each in maps]
-    tell("map fit, eager")
+    log("map fit, eager")
     eager = time_eager_fit(chosen[0], model, device, 10 if small else 40)
-    tell("map fits")
+    log("map fits")
     pairs = [(each.data.hops, fit) for each in chosen for fit in (1, 2) if isinstance(each.data, WalkFit)]
     fits = FITS["graph-walk"](_short(chosen[0], device), model, pairs, device)
     timings.append(_timed(f"{'+'.join(maps)}, 4 fits", chosen[0], fits, eager, peak))
     if not small:
-        tell("parity, 3 seeds")
+        log("parity, 3 seeds")
         timings.append(time_parity(device, peak))
-    return machine, timings
-
-
-def measure_peak(device: torch.device, size: int = 8192) -> float:
-    """TFLOP/s of a product of two square bf16 matrices, the best of several tries."""
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = min(_seconds(lambda: a @ b, 10, device) for _ in range(5))
-    return 2 * size**3 / best / 1e12
-
-
-def _seconds(step: Callable[[], object], count: int, device: torch.device) -> float:
-    """Seconds per call, after two calls that are not timed."""
-    for _ in range(2):
-        step()
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(count):
-        step()
-    _wait(device)
-    return (time.perf_counter() - started) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return here, timings
 
 
 def _backbones(recipe: BackboneRecipe, seeds: int, device: torch.device) -> Objective:
@@ -135,18 +96,10 @@ def _timed(
     device = objective.stack.flat.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    marks: list[float] = []
-    Trainer(objective, "last").run(lambda *_: marks.append(time.perf_counter()))
-    timed = WINDOW[device.type] * (WINDOWS - 1)
-    return _timing(case, recipe, len(objective.stack), eager, (marks[-2] - marks[0]) / timed, timed, peak, device)
-
-
-def _timing(
-    case: str, recipe: BackboneRecipe | MapRecipe, members: int, eager: float | None, seconds: float, timed: int,
-    peak: float | None, device: torch.device,
-) -> Timing:  # fmt: skip
-    """`seconds` per update of all members."""
-    total = sum(stage.updates for stage in recipe.stages)
+    members, total = len(objective.stack), sum(stage.updates for stage in recipe.stages)
+    (began, first, _), *_, (ended, last, _), _ = timed_windows(Trainer(objective, "last"))
+    timed = last - first
+    seconds = (ended - began) / timed  # of an update of all members
     ours = seconds / members
     speed = training_flops(recipe) / total / ours / 1e12
     memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
@@ -183,7 +136,7 @@ def time_eager(recipe: BackboneRecipe, device: torch.device, count: int) -> floa
         torch.nn.utils.clip_grad_norm_(model.parameters(), optimiser.clip)
         adam.step()
 
-    return _seconds(step, count, device)
+    return seconds_per_call(step, count, device)
 
 
 def _forward(model: LoopedTransformer, tokens: Tensor) -> Tensor:
@@ -219,7 +172,7 @@ def time_eager_fit(recipe: MapRecipe, model: LoopedTransformer, device: torch.de
         adam.step()
 
     with products("fp32"):
-        seconds = _seconds(step, count, device)
+        seconds = seconds_per_call(step, count, device)
     model.to("cpu")
     return seconds
 
