@@ -74,12 +74,12 @@ def lm_new(
     """Write a model folder with random weights, to be trained from nothing."""
     quiet_transformers()
     from loopscope.models.passes import boundary_named
-    from loopscope.training.lm.new_model import Shape, like_named, write_fresh
+    from loopscope.training.lm.new_model import Shape, like_named, write_new
 
     shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
     if (tokenizer is None) == (words is None):
         raise InputError("a new model has a tokenizer: give either --tokenizer FOLDER or --words letters")
-    count = write_fresh(out, shape, tokenizer, seed, words=words)
+    count = write_new(out, shape, tokenizer, seed, words=words)
     if as_json:
         return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})
     say(f"{out}: like {like}, {count:,} weights, {loops} loops, boundary {boundary}, seed {seed}")

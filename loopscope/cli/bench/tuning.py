@@ -54,11 +54,11 @@ def bench_tuning(
     job = prepared(folder, asked, Settings(device), None, None)
     recompute = job.memory.recompute
     found: list[Pace] = []
-    for way, (compiled, recorded) in WAYS.items():
+    for way, (compiled, captured) in WAYS.items():
         if device.type == "cpu" and compiled:
             continue
         log(way)
-        tuner = tuner_of(job, recompute=recompute, compiled=compiled, recorded=recorded)
+        tuner = tuner_of(job, recompute=recompute, compiled=compiled, captured=captured)
         tuner.checks = lambda _: {}  # which would be timed
         (began, first, before), *_, (ended, last, after) = timed_windows(tuner, lambda tuner: tuner.tokens)
         seconds, tokens = (ended - began) / (last - first), (after - before) // (last - first)

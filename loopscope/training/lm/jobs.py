@@ -216,8 +216,8 @@ def prepared(
     )  # fmt: skip
 
 
-def tuner_of(job: Prepared, *, recompute: bool, compiled: bool, recorded: bool = True) -> Tuner:
-    """The trainer of a job, its weights loaded; `recorded` says whether compiled passes are also recorded."""
+def tuner_of(job: Prepared, *, recompute: bool, compiled: bool, captured: bool = True) -> Tuner:
+    """The trainer of a job, its weights loaded; `captured` says whether compiled passes are also captured."""
     loops, boundary = job.model.loops, job.model.boundary
     model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
     model.requires_grad_(job.step is None)
@@ -231,7 +231,7 @@ def tuner_of(job: Prepared, *, recompute: bool, compiled: bool, recorded: bool =
     if compiled:
         torch.compiler.reset()  # of a function few forms are kept compiled, and an earlier job's count
     checks = Checks(job.recipe, job.tokenizer, job.pools, job.processes)
-    return Tuner(job.recipe, objective, job.data, checks, job.processes, recorded)
+    return Tuner(job.recipe, objective, job.data, checks, job.processes, captured)
 
 
 class _Tuning(job.Job[Tuner, Finished]):
