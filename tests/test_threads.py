@@ -15,7 +15,7 @@ from loopscope.errors import InputError
 from loopscope.store.store import Store
 from loopscope.studies.recipes import backbone_recipe
 from loopscope.threads import EACH, MOST, VARIABLE, asked_for, fixed_threads, suitable, threads_for
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 from tests.toys import toy_walk
 
 
