@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, say
+from loopscope.cli.app import AsJson, app, print_json, print_table, prose, say
 from loopscope.errors import InputError, nearest
 from loopscope.store.files import first_line, read
 
@@ -73,7 +73,7 @@ def plan(
     rows = ((p["program"], p["calls"], f"{p['forwards']:.3f}") for p in report["programs"])
     print_table("Programs (cost alone, in plain runs of the longest)", ("program", "calls", "cost"), rows)
     say(f"together: {report['distinct_calls']} distinct calls, cost {report['forwards']:.3f}")
-    say("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
+    prose("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
 
 
 def _model_config(name: str) -> ModelConfig:
@@ -116,4 +116,11 @@ def maps_show(folder: Path, as_json: AsJson = False) -> None:
     }
     if as_json:
         return print_json(report)
-    print_table("Map J", ("", "value"), report.items())
+    rows = ((name.replace("_", " "), _rounded(value)) for name, value in report.items() if name != "folder")
+    print_table(f"The map J in {folder}", ("", "value"), rows, left=2)
+
+
+def _rounded(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_rounded, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
