@@ -12,6 +12,7 @@ import pytest
 
 from loopscope.cli import display as module
 from loopscope.cli.display import display, spinner
+from loopscope.cli.progress import steps
 
 PASTS = (29.9, 30.1, 30.2, 59.0, 60.3)
 
@@ -67,6 +68,44 @@ def test_a_terminal_shows_both_at_once_and_is_left_clean() -> None:
     assert screen(seen) == ["a table"]
 
 
+def test_steps_say_how_far_they_are_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at(monkeypatch, 0.0)
+    with steps("measuring", 4) as shown:
+        at(monkeypatch, 31.0)
+        shown.tell("crossing on d8l6-5")
+        for number, made in enumerate(shown.each("abc"), 1):
+            at(monkeypatch, 31.0 + 200 * number)
+            shown.tell(f"{made} is done")
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring, 0 of 4 done: crossing on d8l6-5",
+        "measuring, 1 of 4 done, about 12 min left: a is done",
+        "measuring, 2 of 4 done, about 7 min left: b is done",
+        "measuring, 3 of 4 done, about 4 min left: c is done",
+    ]
+
+
+ON_A_NARROW_TERMINAL = """
+import time
+from loopscope.cli.progress import steps
+with steps("measuring", 24) as shown:
+    shown._shown.show("a", "small-letter-adapt", 3, 20000, "loss 0.25  begun right 1:50% 2:40%  12,345 tokens/s")
+    for number in range(3):
+        shown.tell("crossing on d8l6-5")
+        time.sleep(0.3)
+        shown.advance()
+    time.sleep(0.3)
+"""
+
+
+def test_a_narrow_terminal_shows_the_bar_the_time_left_and_what_is_done() -> None:
+    seen = on_a_terminal([sys.executable, "-c", ON_A_NARROW_TERMINAL], columns=80)
+    for said in ("measuring", "━", "3/24", "left", "0:00:0", "crossing on d8l6-5", "3/20000", "12,345 tokens/s"):
+        assert said in seen
+    assert screen(seen) == []
+
+
 def screen(seen: str) -> list[str]:
     """The lines that stand on a terminal after all of this."""
     lines, row = [""], 0
@@ -83,10 +122,10 @@ def screen(seen: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def on_a_terminal(command: list[str]) -> str:
+def on_a_terminal(command: list[str], columns: int = 120) -> str:
     """All that a command writes to a terminal of its own."""
     ours, its = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env):
         os.close(its)
         seen = b""

@@ -11,6 +11,7 @@ from loopscope.cli.app import AsJson, print_json
 from loopscope.cli.lm import Ending, ending_named, lm_app
 from loopscope.cli.lm_tests import check_batch, print_record, record_json
 from loopscope.cli.lm_tuning import Compiled, Folder, Text, at_work, print_tuning, tuning_json
+from loopscope.cli.progress import Steps
 from loopscope.cli.reproducing import refuse_files, refuse_incomplete
 from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device, SaveEvery
@@ -60,9 +61,12 @@ def lm_reproduce(
     target = store_to_be(store)
     outcomes: list[Trained | Record] = []
     with at_work(text, device, save_every, compiled) as (sources, settings, shown):
+        bar = Steps(shown, protocol, (asked.adapt is not None) + 3 * len(asked.arms))
         for each in carry_out(
-            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, tell=shown.tell
+            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, tell=bar.tell
         ):
+            if isinstance(each, Trained) or isinstance(outcomes[-1], Trained):  # several records are one test
+                bar.advance()
             outcomes.append(each)
             if not as_json:
                 with shown.aside():

@@ -12,6 +12,7 @@ import typer
 from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import quiet_transformers
+from loopscope.cli.progress import steps as steps_done
 from loopscope.cli.stores import StoreFolder, ZooFolder
 from loopscope.cli.training import Device, SaveEvery, job
 from loopscope.errors import InputError, nearest
@@ -71,28 +72,29 @@ def list_everything(as_json: AsJson = False) -> None:
 def claims(
     store: Annotated[Path | None, typer.Option(help="A store whose records come before the stored ones.")] = None,
     results: Results = None,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="Print a table, with everything that stands beside it.")
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables that the README shows.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge every claim by the records that are there: the paper's value, ours, does it hold, by which protocol?"""
     from loopscope.cli.ledger import as_json as in_json
     from loopscope.cli.ledger import print_ledger
-    from loopscope.cli.stores import open_store
     from loopscope.studies.claims import decide
-    from loopscope.studies.reading import read
     from loopscope.studies.report.ledger import markdown as in_markdown
 
-    if markdown and as_json:
-        raise InputError("--markdown and --json are two ways to print the ledger; give one")
-    fresh = read(open_store(store)) if store is not None else []
+    ways = {"--table": as_table, "--markdown": markdown, "--json": as_json}
+    if len(given := [way for way, asked in ways.items() if asked]) > 1:
+        raise InputError(f"{given[0]} and {given[1]} are two ways to print the ledger; give one")
     with spinner() as tell:
         tell("judging")
-        verdicts = decide(_evidence(_stored(results), fresh, results, store))
+        verdicts = decide(evidence_of(results, store))
     if as_json:
         return print_json({"claims": [in_json(each) for each in verdicts]})
     if markdown:
         return say(*in_markdown(verdicts).split("\n"))
-    print_ledger(verdicts)
+    print_ledger(verdicts, as_table)
 
 
 @app.command()
@@ -206,8 +208,8 @@ def _quick(
             f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)} for "
             f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
         )
-    with spinner() as tell:
-        return list(carry_out(todo, weights, Store(folder), pick_device(device), tell))
+    with steps_done("measuring", len(todo)) as shown:
+        return list(shown.each(carry_out(todo, weights, Store(folder), pick_device(device), shown.tell)))
 
 
 def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
@@ -262,6 +264,15 @@ def _paper(
 
     with job(device, folder, save_every) as (store, settings, _, tell):
         return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, tell)]
+
+
+def evidence_of(results: Path | None, store: Path | None) -> Evidence:
+    """The stored records and, before them, those of a store."""
+    from loopscope.cli.stores import open_store
+    from loopscope.studies.reading import read
+
+    fresh = [] if store is None else read(open_store(store))
+    return _evidence(_stored(results), fresh, results, store)
 
 
 def _stored(folder: Path | None) -> list[Record]:

@@ -30,9 +30,9 @@ class Lines(NamedTuple):
 def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, left: int = 1) -> Lines:
     """A table with `left` columns of text, the others aligned to the right as numbers.
 
-    A column that is empty in every row is left out.
+    A column after the first that is empty in every row is left out.
     """
-    kept = [at for at in range(len(heads)) if not rows or any(any(row[at]) for row in rows)]
+    kept = [at for at in range(len(heads)) if at == 0 or not rows or any(any(row[at]) for row in rows)]
     heads, rows = [heads[at] for at in kept], [[row[at] for at in kept] for row in rows]
     left = sum(at < left for at in kept)
     for gap in (2, 1):
