@@ -30,8 +30,8 @@ def test_a_log_gets_a_line_every_half_minute(
             at(monkeypatch, now)
             shown.show("job", f"job {number} [stage]", 1000 * number, 20_000, "loss 0.5")
         at(monkeypatch, 100.0)
-        shown.tell("1/2 chains on relations-0 " + "x" * 200)
-        shown.tell("2/2")
+        shown.log("1/2 chains on relations-0 " + "x" * 200)
+        shown.log("2/2")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -42,8 +42,8 @@ def test_a_log_gets_a_line_every_half_minute(
 
 
 def test_a_short_command_leaves_no_word_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    with spinner() as tell:
-        tell("measuring")
+    with spinner() as log:
+        log("measuring")
     assert capsys.readouterr() == ("", "")
 
 
@@ -52,7 +52,7 @@ import time
 from loopscope.cli.display import display
 with display() as shown:
     shown.show("a", "first job", 3, 20, "loss 0.25")
-    shown.tell("measuring [this]")
+    shown.log("measuring [this]")
     time.sleep(0.5)
     shown.show("a", "first job, stage two", 15, 20, "loss 0.125")
     with shown.aside():
@@ -74,10 +74,10 @@ def test_steps_say_how_far_they_are_in_a_log(
     at(monkeypatch, 0.0)
     with steps("measuring", 4) as shown:
         at(monkeypatch, 31.0)
-        shown.tell("crossing on d8l6-5")
+        shown.log("crossing on d8l6-5")
         for number, made in enumerate(shown.each("abc"), 1):
             at(monkeypatch, 31.0 + 200 * number)
-            shown.tell(f"{made} is done")
+            shown.log(f"{made} is done")
     assert capsys.readouterr().err.splitlines() == [
         "measuring, 0 of 4 done: crossing on d8l6-5",
         "measuring, 1 of 4 done, about 12 min left: a is done",
@@ -92,7 +92,7 @@ from loopscope.cli.progress import steps
 with steps("measuring", 24) as shown:
     shown._shown.show("a", "small-letter-adapt", 3, 20000, "loss 0.25  begun right 1:50% 2:40%  12,345 tokens/s")
     for number in range(3):
-        shown.tell("crossing on d8l6-5")
+        shown.log("crossing on d8l6-5")
         time.sleep(0.3)
         shown.advance()
     time.sleep(0.3)

@@ -40,7 +40,7 @@ class Display:
         self._due = time.monotonic() + LINE_EVERY
         self._live: Live | None = None
 
-    def tell(self, doing: str, before: str = "") -> None:
+    def log(self, doing: str, before: str = "") -> None:
         """Say what is being done; in a log, what is `before` it says how far, as bars do on a terminal."""
         doing = plain(doing)
         if not self._console.is_terminal:
@@ -106,5 +106,5 @@ def display() -> Iterator[Display]:
 def spinner() -> Iterator[Callable[[str], None]]:
     """The function to say what is being done."""
     with display() as shown:
-        shown.tell("starting")
-        yield shown.tell
+        shown.log("starting")
+        yield shown.log

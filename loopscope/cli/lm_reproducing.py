@@ -63,7 +63,7 @@ def lm_reproduce(
     with at_work(text, device, save_every, compiled) as (sources, settings, shown):
         bar = Steps(shown, protocol, (asked.adapt is not None) + 3 * len(asked.arms))
         for each in carry_out(
-            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, tell=bar.tell
+            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, log=bar.log
         ):
             if isinstance(each, Trained) or isinstance(outcomes[-1], Trained):  # several records are one test
                 bar.advance()

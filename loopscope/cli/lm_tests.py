@@ -67,8 +67,8 @@ def lm_test_letters(
     check_letters(asked, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, tell):
-        made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, tell=tell)
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
+        made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, log=log)
     _show(made, as_json)
 
 
@@ -94,8 +94,8 @@ def lm_test_antonyms(
 
     readout_requests(supervision, sequences)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, tell):
-        made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, tell=tell)
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
+        made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, log=log)
     _show([made], as_json)
 
 
@@ -119,8 +119,8 @@ def lm_test_iterations(
 
     requests(cases)
     check_batch(batch)
-    with _at_work(folder, step, store, name, None, boundary, device, dtype, any_map) as (subject, target, tell):
-        made = measure_iterations(subject, target, cases=cases, batch=batch, tell=tell)
+    with _at_work(folder, step, store, name, None, boundary, device, dtype, any_map) as (subject, target, log):
+        made = measure_iterations(subject, target, cases=cases, batch=batch, log=log)
     _show([made], as_json)
 
 
@@ -143,13 +143,13 @@ def _at_work(
     ending = ending_named(boundary)
     precision = precision_named(dtype)
     target = store_to_be(store)
-    with spinner() as tell:
-        tell("loading")
+    with spinner() as log:
+        log("loading")
         subject = load_language(
             folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device), dtype=precision,
             any_map=any_map,
         )  # fmt: skip
-        yield subject, target, tell
+        yield subject, target, log
 
 
 def _show(made: list[Record], as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """How far a command of many steps is: a bar, the time left and what is being done; lines now and then in a log.
 
 with steps("reproduce", len(todo)) as shown:
-    records = list(shown.each(carry_out(todo, ..., shown.tell)))
+    records = list(shown.each(carry_out(todo, ..., shown.log)))
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Steps:
         self._done, self._started = 0, time.monotonic()
         shown.show(name, name, 0, total, "")
 
-    def tell(self, doing: str) -> None:
+    def log(self, doing: str) -> None:
         """Say what is being done."""
-        self._shown.tell(doing, f"{self._name}, {self._done} of {self._total} done{self._left()}: ")
+        self._shown.log(doing, f"{self._name}, {self._done} of {self._total} done{self._left()}: ")
 
     def advance(self, many: int = 1) -> None:
         """So many more steps are done."""

@@ -31,10 +31,10 @@ def quantities(
     if out is not None and as_json:
         raise InputError("--out and --json are two ways to give the quantities; give one")
     write = None if out is None else _writer(out)
-    with spinner() as tell:
-        tell("reading records")
+    with spinner() as log:
+        log("reading records")
         evidence = evidence_of(results, store)
-        tell("counting")
+        log("counting")
         found = list(rows(evidence, study))
     if as_json:
         return print_json({"quantities": found})

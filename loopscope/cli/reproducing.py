@@ -87,8 +87,8 @@ def claims(
     ways = {"--table": as_table, "--markdown": markdown, "--json": as_json}
     if len(given := [way for way, asked in ways.items() if asked]) > 1:
         raise InputError(f"{given[0]} and {given[1]} are two ways to print the ledger; give one")
-    with spinner() as tell:
-        tell("judging")
+    with spinner() as log:
+        log("judging")
         verdicts = decide(evidence_of(results, store))
     if as_json:
         return print_json({"claims": [in_json(each) for each in verdicts]})
@@ -209,7 +209,7 @@ def _quick(
             f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
         )
     with steps_done("measuring", len(todo)) as shown:
-        return list(shown.each(carry_out(todo, weights, Store(folder), pick_device(device), shown.tell)))
+        return list(shown.each(carry_out(todo, weights, Store(folder), pick_device(device), shown.log)))
 
 
 def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
@@ -246,9 +246,9 @@ def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
     quiet_transformers()
     from loopscope.studies.language import zoo as language_zoo
 
-    with spinner() as tell:
+    with spinner() as log:
         at = pick_device(device)
-        return list(language_zoo.walked(weights, Store(folder), at, language_zoo.PAIRS, tell))
+        return list(language_zoo.walked(weights, Store(folder), at, language_zoo.PAIRS, log))
 
 
 def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:
@@ -262,8 +262,8 @@ def _paper(
 ) -> list[Record]:
     from loopscope.studies.runner import from_nothing
 
-    with job(device, folder, save_every) as (store, settings, _, tell):
-        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, tell)]
+    with job(device, folder, save_every) as (store, settings, _, log):
+        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, log)]
 
 
 def evidence_of(results: Path | None, store: Path | None) -> Evidence:
@@ -309,12 +309,12 @@ def _page(evidence: Evidence, out: Path, notes: Sequence[str] = ()) -> tuple[Pat
     from loopscope.studies.report.page import write_page
     from loopscope.studies.report.sections import report_of
 
-    with spinner() as tell:
-        tell("judging")
+    with spinner() as log:
+        log("judging")
         verdicts = decide(evidence)
-        report = report_of(evidence, verdicts, tell)
+        report = report_of(evidence, verdicts, log)
         report = replace(report, lead=(*report.lead, *notes))
-        return write_page(report, out, tell), verdicts
+        return write_page(report, out, log), verdicts
 
 
 def _range(numbers: tuple[int, ...]) -> str:

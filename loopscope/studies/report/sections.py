@@ -48,11 +48,11 @@ LEAD = (
 )
 
 
-def report_of(evidence: Evidence, verdicts: Sequence[Verdict], tell: Callable[[str], None] = lambda _: None) -> Report:
+def report_of(evidence: Evidence, verdicts: Sequence[Verdict], log: Callable[[str], None] = lambda _: None) -> Report:
     """The whole page.  Sections without records are left out."""
     made = []
     for name, section in SECTIONS.items():
-        tell(f"working out {name}")
+        log(f"working out {name}")
         if (found := section(evidence)) is not None:
             made.append(replace(found, text=(*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))))
     lead = (*LEAD, *_who(evidence), *_spoken(evidence))
