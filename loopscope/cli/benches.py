@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table
 from loopscope.cli.display import spinner
-from loopscope.cli.lm_tuning import Changes, Folder, Name
+from loopscope.cli.lm_tuning import Changes, Name
+from loopscope.cli.options import Device, ModelFolder
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: the plain way beside ours.")
 app.add_typer(bench_app, name="bench")
@@ -39,9 +39,7 @@ def bench_patching(as_json: AsJson = False) -> None:
 
 
 @bench_app.command("train")
-def bench_train(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto", as_json: AsJson = False
-) -> None:
+def bench_train(device: Device = "auto", as_json: AsJson = False) -> None:
     """Training: the plain eager loop of a recipe, and ours.  On a CPU the tiny recipes, on a GPU those of the paper."""
     from loopscope.cli.bench.training import bench_training
     from loopscope.training.cohort.jobs import pick_device
@@ -65,10 +63,10 @@ def bench_train(
 
 @bench_app.command("tune")
 def bench_tune(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name = "smol-letter",
     changes: Changes = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Updates of a language model: the plain way, with compiled layers, with recorded passes; a CPU has the first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,9 @@ import typer
 from loopscope.bounds import BATCH, whole
 from loopscope.cli.app import AsJson, print_json, print_table, say
 from loopscope.cli.display import spinner
-from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
-from loopscope.cli.stores import StoreFolder, store_to_be
-from loopscope.cli.training import Device
+from loopscope.cli.lm import lm_app, quiet_transformers
+from loopscope.cli.options import AnyMap, LanguageModel, MapFolder, StoreFolder, bundled
+from loopscope.cli.stores import store_to_be
 
 if TYPE_CHECKING:
     from loopscope.store.store import Store
@@ -27,21 +28,27 @@ test_app = typer.Typer(
 )
 lm_app.add_typer(test_app, name="test")
 
-Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer, chat template.")]
-MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J.")]
-Name = Annotated[str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")]
 Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: those of the map's fit, or the model's.")]
 Batch = Annotated[int, typer.Option(help="Questions at a time.")]
-AnyMap = Annotated[
-    bool, typer.Option("--any-map", help="Take a map that was fitted to another model or boundary; no claim does.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested(LanguageModel):
+    """A language model that is tested with a map, what records call it, and where they go."""
+
+    steering: MapFolder
+    store: StoreFolder = Path("store")
+    name: Annotated[
+        str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")
+    ] = None
+    any_map: AnyMap = False
+    as_json: AsJson = False
 
 
 @test_app.command("letters")
+@bundled
 def lm_test_letters(
-    folder: Folder,
-    step: MapFolder,
-    store: StoreFolder = Path("store"),
+    asked: Tested,
     test: Annotated[
         list[str] | None,
         typer.Option(help="walks, steering, pattern-vs-output or restoration (repeatable); default: all."),
@@ -50,43 +57,30 @@ def lm_test_letters(
     heads: Annotated[
         str | None, typer.Option(help="Patch these instead of searching: '42.2,10 44.1' (layers from 1).")
     ] = None,
-    name: Name = None,
     loops: Loops = None,
-    boundary: Ending = None,
     batch: Batch = 16,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    any_map: AnyMap = False,
-    as_json: AsJson = False,
 ) -> None:
     """How far each loop walks; the heads that carry the steering of eight steps, and patches of them on 256 pairs."""
     from loopscope.measure.heads import Heads
     from loopscope.studies.language.records import LETTER_TESTS, check_letters, measure_letters
 
-    asked = tuple(dict.fromkeys(test or LETTER_TESTS))
-    check_letters(asked, pairs)
+    tests = tuple(dict.fromkeys(test or LETTER_TESTS))
+    check_letters(tests, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
-        made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, log=log)
-    _show(made, as_json)
+    with _at_work(asked, loops) as (subject, target, log):
+        made = measure_letters(subject, target, tests=tests, heads=chosen, count=pairs, batch=batch, log=log)
+    _show(made, asked.as_json)
 
 
 @test_app.command("antonyms")
+@bundled
 def lm_test_antonyms(
-    folder: Folder,
-    step: MapFolder,
+    asked: Tested,
     supervision: Annotated[str, typer.Option(help="How the backbone was trained: final-only or stepwise.")],
-    store: StoreFolder = Path("store"),
     sequences: Annotated[int, typer.Option(help="Only the first so many of the 64 sequences.")] = 64,
-    name: Name = None,
     loops: Loops = None,
-    boundary: Ending = None,
     batch: Batch = 32,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    any_map: AnyMap = False,
-    as_json: AsJson = False,
 ) -> None:
     """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
     from loopscope.studies.antonyms.tests import readout_requests
@@ -94,24 +88,17 @@ def lm_test_antonyms(
 
     readout_requests(supervision, sequences)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
+    with _at_work(asked, loops) as (subject, target, log):
         made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, log=log)
-    _show([made], as_json)
+    _show([made], asked.as_json)
 
 
 @test_app.command("iterations")
+@bundled
 def lm_test_iterations(
-    folder: Folder,
-    step: MapFolder,
-    store: StoreFolder = Path("store"),
+    asked: Tested,
     cases: Annotated[int, typer.Option(help="Requests for each task, k and set of starts; there are 32.")] = 32,
-    name: Name = None,
-    boundary: Ending = None,
     batch: Batch = 32,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    any_map: AnyMap = False,
-    as_json: AsJson = False,
 ) -> None:
     """Go on from a common h4 with J and F, F, J, or stop: five tasks, 1-8 steps, held-out and trained starts."""
     from loopscope.studies.iterations.tests import requests
@@ -119,9 +106,9 @@ def lm_test_iterations(
 
     requests(cases)
     check_batch(batch)
-    with _at_work(folder, step, store, name, None, boundary, device, dtype, any_map) as (subject, target, log):
+    with _at_work(asked) as (subject, target, log):
         made = measure_iterations(subject, target, cases=cases, batch=batch, log=log)
-    _show([made], as_json)
+    _show([made], asked.as_json)
 
 
 def check_batch(batch: int) -> None:
@@ -130,24 +117,17 @@ def check_batch(batch: int) -> None:
 
 
 @contextmanager
-def _at_work(
-    folder: Path, step: Path, store: Path, name: str | None, loops: int | None, boundary: str | None, device: str,
-    dtype: str, any_map: bool,
-) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:  # fmt: skip
+def _at_work(asked: Tested, loops: int | None = None) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
-    from loopscope.models.passes import precision_named
     from loopscope.studies.language.records import load_language
-    from loopscope.training.cohort.jobs import pick_device
 
-    ending = ending_named(boundary)
-    precision = precision_named(dtype)
-    target = store_to_be(store)
+    ending, precision, target = asked.ending, asked.precision, store_to_be(asked.store)
     with spinner() as log:
         log("loading")
         subject = load_language(
-            folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device), dtype=precision,
-            any_map=any_map,
+            asked.folder, asked.steering, name=asked.name, loops=loops, boundary=ending, device=asked.place,
+            dtype=precision, any_map=asked.any_map,
         )  # fmt: skip
         yield subject, target, log
 

@@ -13,10 +13,10 @@ import typer
 
 from loopscope.cli.app import AsJson, note, print_json, print_table, say
 from loopscope.cli.display import Display, display
-from loopscope.cli.lm import Ending, ending_named, lm_app, quiet_transformers
+from loopscope.cli.lm import lm_app, quiet_transformers
+from loopscope.cli.options import Device, Ending, ModelFolder, SaveEvery, StoreFolder, ending_named
 from loopscope.cli.stopping import asked_to_stop
-from loopscope.cli.stores import StoreFolder, store_to_be
-from loopscope.cli.training import Device, SaveEvery
+from loopscope.cli.stores import store_to_be
 from loopscope.errors import InputError
 from loopscope.store.outputs import check_file, check_folder, parent_of, write_file
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from loopscope.training.lm.jobs import Finished, Settings
     from loopscope.training.lm.recipe import Recipe
 
-Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
 Updates = Annotated[int | None, typer.Option(help="End after so many updates; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
@@ -106,7 +105,7 @@ def lm_rules(
 
 @lm_app.command("keep")
 def lm_keep(
-    folder: Folder,
+    folder: ModelFolder,
     name: Annotated[str, typer.Argument(help="What it is called from now on, such as letters-4x128.")],
     store: StoreFolder = Path("store"),
     as_json: AsJson = False,
@@ -124,7 +123,7 @@ def lm_keep(
 
 @lm_app.command("finetune")
 def lm_finetune(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name,
     out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
     updates: Updates = None,
@@ -152,7 +151,7 @@ def lm_finetune(
 
 @lm_app.command("fit")
 def lm_fit(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name,
     out: Annotated[Path | None, typer.Option(help="A folder to save the map in as well; it must not exist.")] = None,
     updates: Updates = None,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table, prose, say
+from loopscope.cli.options import map_named
 from loopscope.errors import InputError, nearest
 from loopscope.store.files import first_line, read
 
@@ -41,7 +44,7 @@ def populations(as_json: AsJson = False) -> None:
 def plan(
     programs: Annotated[list[str], typer.Argument(help='Programs, such as "F6 J:one F".')],
     model: Annotated[
-        str, typer.Option(help="graph-walk, parity, relations, or a JSON file of settings.")
+        str, typer.Option(help="graph-walk, parity, relations, a backbone of the zoo, or a JSON file of settings.")
     ] = "graph-walk",
     tokens: Annotated[int, typer.Option(help="Rows of the input; 0: the model's position table, or 35.")] = 0,
     row: Annotated[list[int] | None, typer.Option(help="A row to read (repeatable; default: the last).")] = None,
@@ -85,7 +88,7 @@ def _model_config(name: str) -> ModelConfig:
         return presets[name]()
     path = Path(name)
     if not path.is_file():
-        raise InputError(f"no model {name!r}: neither a file nor one of {', '.join(presets)}{nearest(name, presets)}")
+        return _of_zoo(name, presets)
     try:
         values = parse_json(read(path, limit=JSON_LIMIT))
     except (RecursionError, ValueError) as error:
@@ -95,8 +98,25 @@ def _model_config(name: str) -> ModelConfig:
     return ModelConfig.from_dict(values)
 
 
+def _of_zoo(name: str, presets: Iterable[str]) -> ModelConfig:
+    """The settings of a backbone of the zoo; InputError where it has none of that name."""
+    from loopscope.store.artefacts import BACKBONE, load_backbone
+    from loopscope.store.zoo import matches, open_zoo
+
+    with suppress(InputError):  # there may be no zoo
+        if len(found := matches(open_zoo(None).every(BACKBONE), name)) == 1:
+            return load_backbone(found[0]).config
+    there = ", ".join(presets)
+    raise InputError(
+        f"no model {name!r}: neither a file, a backbone of the zoo nor one of {there}{nearest(name, presets)}"
+    )
+
+
 @maps_app.command("show")
-def maps_show(folder: Path, as_json: AsJson = False) -> None:
+def maps_show(
+    folder: Annotated[Path, typer.Argument(help="A saved map J, or its zoo name.", callback=map_named)],
+    as_json: AsJson = False,
+) -> None:
     """What a saved map is, and how far it is from the identity."""
     import torch
 

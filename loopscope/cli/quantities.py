@@ -11,7 +11,7 @@ import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.cli.display import spinner
-from loopscope.cli.reproducing import Results
+from loopscope.cli.options import FirstStore, Results
 from loopscope.errors import InputError
 from loopscope.store.outputs import check_file, write_file
 
@@ -19,7 +19,7 @@ from loopscope.store.outputs import check_file, write_file
 @app.command()
 def quantities(
     study: Annotated[str | None, typer.Argument(help="graph-walk, parity, letters, ...; default: all.")] = None,
-    store: Annotated[Path | None, typer.Option(help="A store whose records come before the stored ones.")] = None,
+    store: FirstStore = None,
     results: Results = None,
     out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file to write; it must not exist.")] = None,
     as_json: AsJson = False,

@@ -12,9 +12,9 @@ import typer
 from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import quiet_transformers
+from loopscope.cli.options import Device, FirstStore, Results, SaveEvery, StoreFolder, ZooFolder
 from loopscope.cli.progress import steps as steps_done
-from loopscope.cli.stores import StoreFolder, ZooFolder
-from loopscope.cli.training import Device, SaveEvery, job
+from loopscope.cli.training import job
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from loopscope.studies.evidence import Evidence
     from loopscope.studies.records import Record
     from loopscope.studies.registry import Cohort, Experiment
-
-Results = Annotated[
-    Path | None, typer.Option(help="Folder with the stored records; default: those in results/ of the checkout.")
-]
 
 
 @app.command("list")
@@ -70,7 +66,7 @@ def list_everything(as_json: AsJson = False) -> None:
 
 @app.command()
 def claims(
-    store: Annotated[Path | None, typer.Option(help="A store whose records come before the stored ones.")] = None,
+    store: FirstStore = None,
     results: Results = None,
     as_table: Annotated[
         bool, typer.Option("--table", help="Print a table, with everything that stands beside it.")

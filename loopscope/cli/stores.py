@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopscope.cli.app import AsJson, app, fail, print_json, print_table, say
+from loopscope.cli.options import StoreFolder, ZooFolder
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ store_app = typer.Typer(no_args_is_help=True, help="Artefacts on disk: list, ver
 zoo_app = typer.Typer(no_args_is_help=True, help="The zoo of trained models and maps: list, verify, add.")
 app.add_typer(store_app, name="store")
 app.add_typer(zoo_app, name="zoo")
-
-StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the artefact store.")]
-ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of the zoo; default: that of the checkout.")]
 
 BAD = {"damaged": "are damaged", "unreadable": "cannot be read"}
 """States of artefacts that are not as they should be, and how they are told."""
