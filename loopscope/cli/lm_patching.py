@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loopscope.bounds import VOCABULARY, whole
-from loopscope.cli.app import AsJson, print_json, say
+from loopscope.cli.app import AsJson, print_json, prose, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import check_out, encoded, lm_app, named, quiet_transformers
 from loopscope.cli.options import AnyMap, Chat, Force, LanguageModel, Top, bundled, map_named
@@ -276,9 +276,10 @@ def _said(said: Said, tokenizer: Tokenizer, count: int) -> dict[str, Any]:
 def _print_programs(report: dict[str, Any], name: Callable[[int], str]) -> None:
     """A block for each program: its text is often longer than a column of a table could be."""
     tokens, row = report["tokens"], report["row"]
-    say(f"{_model(report)}, next tokens at row {row % len(tokens)} of {len(tokens)}, {name(tokens[row])}")
+    prose(f"{_model(report)}, next tokens at row {row % len(tokens)} of {len(tokens)}, {name(tokens[row])}")
     for each in report["programs"]:
-        say(each["program"], f"  next   {'  '.join(map(named, each['top']))}")
+        say(each["program"])
+        prose("  ".join(map(named, each["top"])), " " * 9, "  next   ")
         if each["plain"] is not None:
             first = each["first"]
             token = json.dumps(first["token"], ensure_ascii=False)
@@ -287,19 +288,23 @@ def _print_programs(report: dict[str, Any], name: Callable[[int], str]) -> None:
         apart = [at for at, pair in enumerate(zip(tokens, theirs, strict=True)) if pair[0] != pair[1]]
         told = [f"row {at} {name(tokens[at])} is {name(theirs[at])}" for at in apart[:SHOWN]]
         more = [f"{len(apart) - SHOWN} rows more"] if len(apart) > SHOWN else []
-        say(f"@{other}: {', '.join([*told, *more]) or 'the same tokens'}")
+        prose(f"@{other}: {', '.join([*told, *more]) or 'the same tokens'}")
     _print_out(report)
 
 
 def _print_sweep(report: dict[str, Any], found: Recovery) -> None:
     """Recovered logit differences in percent, layer by loop, or layer by head for each loop."""
     texts = report["texts"]
-    say(f"{_model(report)}, {report['program']} patched in {report['component']} from another text:")
+    prose(f"{_model(report)}, {report['program']} patched in {report['component']} from another text:")
     for each in texts:
         own, other = (json.dumps(answer["token"], ensure_ascii=False) for answer in each["answers"])
-        say(f"  logit of {other} less that of {own}: {each['before']:.2f}, in the other text {each['after']:.2f}")
+        prose(
+            f"logit of {other} less that of {own}: {each['before']:.2f}, in the other text {each['after']:.2f}",
+            "    ",
+            "  ",
+        )
     marked = "*: the other answer is named" if len(texts) == 1 else "1/2: in 1 of 2 texts the other answer is named"
-    say(f"recovered of that difference, in % ({marked})")
+    prose(f"recovered of that difference, in % ({marked})")
     each_head = len({place.site.heads for place in found.addresses}) > 1
     groups: dict[str, dict[tuple[int, int], Text]] = {}
     for at, place in enumerate(found.addresses):
@@ -336,6 +341,6 @@ def _model(report: dict[str, Any]) -> str:
 
 def _print_out(report: dict[str, Any]) -> None:
     for name, each in report["maps"].items():
-        say(f"J:{name}: {each['provenance']}")
+        prose(f"J:{name}: {each['provenance']}")
     if report["out"]:
         say(f"written: {report['out']}")

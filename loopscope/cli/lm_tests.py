@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loopscope.bounds import BATCH, whole
-from loopscope.cli.app import AsJson, print_json, print_table, say
+from loopscope.cli.app import AsJson, print_json, print_table, prose
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import lm_app, quiet_transformers
 from loopscope.cli.options import AnyMap, LanguageModel, MapFolder, StoreFolder, bundled
@@ -126,10 +126,19 @@ def _at_work(asked: Tested, loops: int | None = None) -> Iterator[tuple[Language
     with spinner() as log:
         log("loading")
         subject = load_language(
-            asked.folder, asked.steering, name=asked.name, loops=loops, boundary=ending, device=asked.place,
-            dtype=precision, any_map=asked.any_map,
+            asked.folder, asked.steering, name=asked.name or _kept_as(asked.folder), loops=loops, boundary=ending,
+            device=asked.place, dtype=precision, any_map=asked.any_map,
         )  # fmt: skip
         yield subject, target, log
+
+
+def _kept_as(folder: Path) -> str | None:
+    """The name under which a store has this folder; None of any other."""
+    from loopscope.store.artefacts import name_of
+    from loopscope.store.contents import Artefact
+    from loopscope.store.manifest import MANIFEST, read_manifest
+
+    return name_of(Artefact(folder, read_manifest(folder))) if (folder / MANIFEST).is_file() else None
 
 
 def _show(made: list[Record], as_json: bool) -> None:
@@ -148,9 +157,9 @@ def print_record(record: Record) -> None:
         if rows := [(row.name, *_numbers(row)) for row in table.rows]:
             print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
         if table.note:
-            say(table.note)
+            prose(table.note)
     if provenance := record.notes.get("map", {}).get("provenance"):
-        say(f"The map is {provenance}.")
+        prose(f"The map is {provenance}.")
 
 
 def _numbers(row: Row) -> tuple[str, str, str, str]:

@@ -16,6 +16,7 @@ from loopscope.store.files import first_line, read
 
 if TYPE_CHECKING:
     from loopscope.model import ModelConfig
+    from loopscope.store.store import Artefact
 
 maps_app = typer.Typer(no_args_is_help=True, help="Saved maps J.")
 app.add_typer(maps_app, name="maps")
@@ -100,16 +101,16 @@ def _model_config(name: str) -> ModelConfig:
 
 def _of_zoo(name: str, presets: Iterable[str]) -> ModelConfig:
     """The settings of a backbone of the zoo; InputError where it has none of that name."""
-    from loopscope.store.artefacts import BACKBONE, load_backbone
+    from loopscope.store.artefacts import BACKBONE, load_backbone, name_of
     from loopscope.store.zoo import matches, open_zoo
 
+    known: list[Artefact] = []
     with suppress(InputError):  # there may be no zoo
-        if len(found := matches(open_zoo(None).every(BACKBONE), name)) == 1:
-            return load_backbone(found[0]).config
-    there = ", ".join(presets)
-    raise InputError(
-        f"no model {name!r}: neither a file, a backbone of the zoo nor one of {there}{nearest(name, presets)}"
-    )
+        known += open_zoo(None).every(BACKBONE)
+    if len(found := matches(known, name)) == 1:
+        return load_backbone(found[0]).config
+    close = nearest(name, [*presets, *map(name_of, known)])
+    raise InputError(f"no model {name!r}: neither a file, a backbone of the zoo nor one of {', '.join(presets)}{close}")
 
 
 @maps_app.command("show")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
+from loopscope.cli.app import AsJson, app, note, print_json, prose, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import quiet_transformers
 from loopscope.cli.options import Device, FirstStore, Results, SaveEvery, StoreFolder, ZooFolder
@@ -44,24 +44,21 @@ def list_everything(as_json: AsJson = False) -> None:
         ]
         cohorts = [asdict(each) for each in COHORTS.values()]
         return print_json({"experiments": experiments, "cohorts": cohorts, "language": spoken})
-    print_table(
-        "Experiments",
-        ("name", "question", "cohorts", "claims"),
-        ((e.name, e.question, ", ".join(e.cohorts), ", ".join(decides[e.name])) for e in EXPERIMENTS.values()),
-        left=4,
-    )
-    print_table(
-        "Cohorts",
-        ("name", "about", "recipes", "seeds", "maps"),
-        ((c.name, c.about, ", ".join(c.recipes), _range(c.seeds), _maps(c)) for c in COHORTS.values()),
-        left=5,
-    )
-    print_table(
-        "Experiments on language models",
-        ("name", "question", "command", "claims"),
-        ((e.name, e.question, e.command, ", ".join(decides[e.name])) for e in LANGUAGE.values()),
-        left=4,
-    )
+    say("Experiments, on cohorts of backbones")
+    for each in EXPERIMENTS.values():
+        _entry(each.name, each.question, f"on {', '.join(each.cohorts)}", decides[each.name])
+    say("", "Cohorts")
+    for cohort in COHORTS.values():
+        maps = f"; maps {_maps(cohort)}" if cohort.maps else ""
+        _entry(cohort.name, cohort.about, f"{', '.join(cohort.recipes)}, seeds {_range(cohort.seeds)}{maps}")
+    say("", "Experiments on language models")
+    for spoken_of in LANGUAGE.values():
+        _entry(spoken_of.name, spoken_of.question, f"`{spoken_of.command}`", decides[spoken_of.name])
+
+
+def _entry(name: str, about: str, more: str, claims: Sequence[str] = ()) -> None:
+    prose(f"{name}: {about}", "    ", "  ")
+    prose(f"{more}; decides {', '.join(claims)}" if claims else more, "    ")
 
 
 @app.command()
@@ -314,7 +311,7 @@ def _page(evidence: Evidence, out: Path, notes: Sequence[str] = ()) -> tuple[Pat
 
 
 def _range(numbers: tuple[int, ...]) -> str:
-    return f"{numbers[0]}-{numbers[-1]}"
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
 def _maps(cohort: Cohort) -> str:

@@ -52,16 +52,17 @@ def recipes(
     ]
     if as_json:
         return print_json({"recipes": rows})
-    print_table(
-        "Recipes (cost of one seed or fit in PFLOP, 10^15 operations, at most)",
-        ("name", "kind", "about", "updates", "batch", "PFLOP"),
-        (
-            (r["name"], r["kind"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}")
-            for r in rows
-            if every or r["name"] not in controls
-        ),
-        left=3,
-    )
+    for kind in ("backbone", "map"):
+        print_table(
+            f"Recipes of {kind}s (PFLOP: 10^15 operations of a seed or fit, at most)",
+            ("name", "about", "updates", "batch", "PFLOP"),
+            (
+                (r["name"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}")
+                for r in rows
+                if r["kind"] == kind and (every or r["name"] not in controls)
+            ),
+            left=2,
+        )
     if not every:
         say(f"and {len(controls)} for k hops and their controls, such as {min(controls)}; --all lists them")
 
