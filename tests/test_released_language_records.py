@@ -9,8 +9,8 @@ import pytest
 
 from loopscope.store.manifest import artefact_key, digest
 from loopscope.store.store import Artefact, Store
+from loopscope.studies.antonyms.judges import native
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.judges import native
 from loopscope.studies.language.layouts import LANGUAGE_LAYOUTS
 from loopscope.studies.language.names import identity
 from loopscope.studies.language.tables import tables

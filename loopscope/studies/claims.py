@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loopscope.stats import Estimate
+from loopscope.studies.antonyms import judges as antonym_judges
 from loopscope.studies.closeness import Label, changes, label_of, numerics
 from loopscope.studies.evidence import Control, Evidence, Finding, Judge, scale
 from loopscope.studies.graph_walk import depth_judges, judges, trajectories
 from loopscope.studies.graph_walk.selecting import PREDICATE
 from loopscope.studies.graph_walk.selecting_judge import select_native
-from loopscope.studies.language import judges as language_judges
+from loopscope.studies.iterations import judges as iteration_judges
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.studies.language.names import model_of
 from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.letters import judges as letter_judges
 from loopscope.studies.registry import (
     CHAINS,
     CONTINUATION,
@@ -233,39 +235,39 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "letter.steer", "5", "eight-step letter-walk needs J", "0 -> 251/256", "<= 15 % without, >= 80 % with J",
-        LETTERS, language_judges.steer,
+        LETTERS, letter_judges.steer,
     ),
     Claim(
         "letter.rescue", "5", "steered patterns suffice", "248/256", ">= 70 % of the steered score", LETTERS,
-        language_judges.rescue,
+        letter_judges.rescue,
     ),
     Claim(
-        "letter.damage", "5", "unsteered patterns destroy", "0/256", "<= 20 %", LETTERS, language_judges.damage
+        "letter.damage", "5", "unsteered patterns destroy", "0/256", "<= 20 %", LETTERS, letter_judges.damage
     ),
     Claim(
         "letter.controls", "5", "values only, unrelated graph, wrong loop, comparison heads do nothing", "0/256 each",
-        "each <= 20 %", LETTERS, language_judges.controls,
+        "each <= 20 %", LETTERS, letter_judges.controls,
     ),
     Claim(
         "letter.content", "5", "pattern gives E, output gives D", "71.1 / 93.8", ">= 50 % and >= 70 %", LETTERS,
-        language_judges.content,
+        letter_judges.content,
     ),
     Claim(
         "letter.restore", "5", "selected heads repair", "249/249 vs 0", ">= 80 % vs <= 10 %", LETTERS,
-        language_judges.restore,
+        letter_judges.restore,
     ),
     Claim(
         "antonym.native", "6", "stepwise: one deletion per loop; final-only: answers by loop 3", "64/64; 255/256",
-        ">= 90 % each", ANTONYMS, language_judges.native,
+        ">= 90 % each", ANTONYMS, antonym_judges.native,
     ),
     Claim(
         "antonym.steer", "6", "with J at depths 5-8", "98.0 vs 7.8", "final-only >= 70 %, stepwise <= 30 %",
-        ANTONYMS, language_judges.antonym_steer,
+        ANTONYMS, antonym_judges.steer,
     ),
     Claim(
         "iterate.continue", "H", "continuing with J and F, five task families", "89.69 vs 28.59 (F only)",
         "long requests: J+F at least 30 points above F only, and above J only and stop",
-        ITERATIONS, language_judges.continued("train"),
+        ITERATIONS, iteration_judges.continued("train"),
     ),
 )  # fmt: skip
 """The paper's claims that we chose to judge."""
@@ -274,7 +276,7 @@ ROWS: tuple[Claim, ...] = (
     *CLAIMS,
     Claim(
         "iterate.strict", "H", "the same from starts that neither the backbone nor the map has seen",
-        "no starts held out", "as iterate.continue", ITERATIONS, language_judges.continued("test"), kind="ours",
+        "no starts held out", "as iterate.continue", ITERATIONS, iteration_judges.continued("test"), kind="ours",
     ),
     Claim(
         "select.native", "-", "J_k reaches its target for those k that the backbone's own loops show, not for others",

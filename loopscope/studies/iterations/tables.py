@@ -134,7 +134,7 @@ def _published(task: str, length: str, branch: str) -> float:
 
 
 def gain(record: Record, split: str) -> Quantity:
-    """How many more long requests J and F get right than F alone; prompts that come up several times are one cluster."""
+    """How many more long requests J and F get right than F alone; equal prompts are resampled together."""
     both, alone = (iterated(record, split, branch, is_long) for branch in ("J+F", "F"))
     prompts = [request.prompt for request in requested(record, split) if is_long(request)]
     value = difference(both, alone, prompts, unit="prompt")
