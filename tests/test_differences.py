@@ -15,7 +15,7 @@ from loopscope.store.manifest import MANIFEST, manifest_text
 from loopscope.store.store import Artefact, Store
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.records import RECORD, open_results
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 
 
 def put(store: Store, value: float, device: str, note: str = "", packed: bool = False) -> Artefact:
@@ -66,7 +66,7 @@ def test_the_same_content_is_no_difference_however_it_is_stored(stores: tuple[St
     put(there, 1.0, "cpu two", packed=packed)
     assert differing(here, [there]) == differing(there, [here]) == []
     third = Store(here.root.parent / "third")
-    third.adopt(put(here, 1.0, "cpu one"), squeeze=["answers.safetensors"])  # other bytes than those of a draft
+    third.adopt(put(here, 1.0, "cpu one"), compress=["answers.safetensors"])  # other bytes than those of a draft
     assert differing(third, [here, there]) == []
 
 

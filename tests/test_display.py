@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 
 import pytest
 
 from loopscope.cli import display as module
 from loopscope.cli.display import display, spinner
+from tests.commands import on_a_terminal
 
 PASTS = (29.9, 30.1, 30.2, 59.0, 60.3)
 
@@ -29,8 +27,8 @@ def test_a_log_gets_a_line_every_half_minute(
             at(monkeypatch, now)
             shown.show("job", f"job {number} [stage]", 1000 * number, 20_000, "loss 0.5")
         at(monkeypatch, 100.0)
-        shown.tell("1/2 chains on relations-0 " + "x" * 200)
-        shown.tell("2/2")
+        shown.log("1/2 chains on relations-0 " + "x" * 200)
+        shown.log("2/2")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -41,8 +39,8 @@ def test_a_log_gets_a_line_every_half_minute(
 
 
 def test_a_short_command_leaves_no_word_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    with spinner() as tell:
-        tell("measuring")
+    with spinner() as log:
+        log("measuring")
     assert capsys.readouterr() == ("", "")
 
 
@@ -51,7 +49,7 @@ import time
 from loopscope.cli.display import display
 with display() as shown:
     shown.show("a", "first job", 3, 20, "loss 0.25")
-    shown.tell("measuring [this]")
+    shown.log("measuring [this]")
     time.sleep(0.5)
     shown.show("a", "first job, stage two", 15, 20, "loss 0.125")
     with shown.aside():
@@ -81,22 +79,3 @@ def screen(seen: str) -> list[str]:
         elif part != "\r" and not part.startswith("\x1b"):
             lines[row] += part  # every line that is written again was erased before
     return [line for line in lines if line]
-
-
-def on_a_terminal(command: list[str]) -> str:
-    """All that a command writes to a terminal of its own."""
-    ours, its = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env):
-        os.close(its)
-        seen = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the terminal is gone with the last process that had it
-                break
-            if not part:
-                break
-            seen += part
-    os.close(ours)
-    return seen.decode()

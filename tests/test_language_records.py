@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -15,17 +13,15 @@ from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError
 from loopscope.measure.heads import Heads
-from loopscope.measure.replies import answers_name, as_bytes
+from loopscope.measure.replies import answers_name
 from loopscope.models.identity import Identity
 from loopscope.models.passes import states
 from loopscope.models.placement import between
 from loopscope.program import F
 from loopscope.quantity import Quantity, every, of_tables, one
 from loopscope.store.store import Store
-from loopscope.studies.antonyms import tests as antonym_tests
 from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
-from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.iterations.tables import PAPER_LONG
 from loopscope.studies.language.names import how_much, scale_of
 from loopscope.studies.language.records import (
@@ -40,20 +36,25 @@ from loopscope.studies.language.tables import tables
 from loopscope.studies.letters.tables import walked
 from loopscope.studies.letters.tests import answer_tokens, question_tokens
 from loopscope.studies.letters.walks import walk_letters
-from loopscope.studies.records import Facts, Record, records
+from loopscope.studies.records import Record, records
 from loopscope.studies.report.ledger import control
-from loopscope.tasks.letter_pairs import pairs
 from loopscope.tasks.letters import NAMES
-from tests.planted_letters import PlantedWalker, Words, raising
-
-KEY = "0" * 64
-ABOUT = {"model": {"type": "llama", "layers": 30, "heads": 9, "width": 576, "parameters": 134_515_008}}
-LOST = torch.tensor(255, dtype=torch.uint8)
-
-
-def record(experiment: str, predictions: dict[str, dict[str, Tensor]], settings: dict[str, object]) -> Record:
-    facts = Facts("smollm2-135m", KEY, 4, 8, 0, 9, {"J": 1})
-    return Record(experiment, facts, predictions, settings, {}, dict(ABOUT), raw=True)
+from tests.planted.language import (
+    ABOUT,
+    BRANCHES,
+    KEY,
+    PAPER_CONTENT,
+    PAPER_COUNTS,
+    PAPER_RESTORATION,
+    PAPER_STEERING,
+    Counts,
+    antonyms,
+    commonest,
+    iterations,
+    letters,
+    record,
+)
+from tests.planted.letters import PlantedWalker, Words, raising
 
 
 def verdicts(*found: Record) -> dict[str, Verdict]:
@@ -69,31 +70,6 @@ def beside(verdict: Verdict) -> list[tuple[str, str, str]]:
 
 WHERE = " (1 of 270 heads, loop 4)"
 """"5.1" of thirty layers with nine heads, patched at the last of four loops."""
-
-
-def letters(test: str, counts: Mapping[str, int | Mapping[str, int]]) -> Record:
-    """So many B (or D, E) in the first pairs of each condition, nobody in the others."""
-    found = {}
-    for name, wanted in counts.items():
-        answers = LOST.repeat(256)
-        start = 0
-        for which, count in ({"B": wanted} if isinstance(wanted, int) else wanted).items():
-            for place in range(start, start + count):
-                answers[place] = NAMES.index(getattr(pairs(test)[place], which))
-            start += count
-        found[name] = answers
-    settings: dict[str, object] = {"set": test, "pairs": 256, "heads": "5.1", "patched": [4], "late": [5]}
-    return record(
-        "letters", {test: found, f"{test}-whole": {name: each.clone() for name, each in found.items()}}, settings
-    )
-
-
-PAPER_STEERING = {
-    "unsteered": 0, "steered": 251, "rescue": 248, "damage": 0, "values": 0, "unrelated": 0, "wrong loop": 0,
-    "comparison": 0,
-}  # fmt: skip
-PAPER_CONTENT = {"base": {"B": 252}, "pattern": {"B": 37, "E": 182}, "output": {"B": 5, "D": 240, "E": 7}}
-PAPER_RESTORATION = {"clean": 251, "replaced": 2, "selected": 251, "comparison": 2, "all": 251}
 
 
 def test_the_papers_letters_hold() -> None:
@@ -397,29 +373,6 @@ def test_rows_stand_in_one_order_whatever_order_files_give_them_in(
 # ---- antonyms --------------------------------------------------------------------------------------------------------
 
 
-@cache
-def antonyms(form: str, deep: int, loop: int, sequences: int = 64) -> Record:
-    """The first `deep` requests at depths 5 to 8 are right with J, and the first `loop` readouts of every loop."""
-    requests = antonym_tests.depth_requests(0, sequences)
-    long = [number for number, request in enumerate(requests) if request.k > 4][:deep]
-    said = [request.answer if number in long else "hot" for number, request in enumerate(requests)]
-    depths = {
-        answers_name(template, steered): as_bytes(said if steered else ["..."] * len(said))
-        for template in antonym_tests.TEMPLATES
-        for steered in (False, True)
-    }
-    readouts = {}
-    for way in antonym_tests.WAYS:
-        for t in range(1, 5):
-            mine = antonym_tests.readout_requests(form, sequences)
-            right = [f"{each.stages[t - 1] if form == 'stepwise' else each.answer}. And so on" for each in mine]
-            readouts[antonym_tests.readout_name(way, t)] = as_bytes(
-                [*right[:loop], *["far near"] * (len(right) - loop)]
-            )
-    made = record("antonyms", {"depths": depths, "readouts": readouts}, {"supervision": form, "sequences": sequences})
-    return replace(made, facts=replace(made.facts, name=form))
-
-
 @pytest.mark.parametrize(
     ("final", "stepwise", "native", "steer"),
     [
@@ -507,27 +460,6 @@ def test_tables_of_antonyms() -> None:
 # ---- iterations ------------------------------------------------------------------------------------------------------
 
 
-Counts = tuple[int, int, int, int]
-"""By branch, in the order of BRANCHES."""
-
-BRANCHES = ("J+F", "F", "J", "stop")
-PAPER_COUNTS = (574, 183, 200, 164)
-
-
-def iterations(held_out: Counts, trained: Counts = PAPER_COUNTS, cases: int = 32) -> Record:
-    """In each branch, so many of the long requests are right, the first ones, and all short ones."""
-    found = {}
-    for group, split, counts in (("iterations", "test", held_out), ("trained-starts", "train", trained)):
-        requests = iteration_tests.requests(cases, split)
-        long = [number for number, request in enumerate(requests) if request.k > 4]
-        found[group] = {}
-        for branch, count in zip(BRANCHES, counts, strict=True):
-            wrong = set(long[count:])
-            said = ["0x" if n in wrong else f" {each.answer}\n" for n, each in enumerate(requests)]
-            found[group][branch] = as_bytes(said)
-    return record("iterations", found, {"cases": cases})
-
-
 def test_how_long_replies_are_does_not_decide_which_record_counts() -> None:
     first, second = iterations((72, 23, 25, 20), cases=4), iterations((0, 0, 0, 0), cases=4)
     wordy = {group: {branch: torch.nn.functional.pad(each, (0, 9)) for branch, each in branches.items()}
@@ -595,13 +527,6 @@ def test_tables_of_iterations() -> None:
     assert [value(trained, "weekday", branch) for branch in BRANCHES] == [1.0, 1.0, 0.0, 0.0]
     assert [row.published for row in trained] == [row.published for row in whole]
     assert [row.label for row in read] == [row.label for row in trained]
-
-
-def commonest(task: str, split: str, cases: int = 32) -> float:
-    """How many of a task's long requests the commonest answer to each k gets right."""
-    requests = [each for each in iteration_tests.requests(cases, split) if each.task == task]
-    answers = [Counter(each.answer for each in requests if each.k == k) for k in range(5, 9)]
-    return sum(max(counts.values()) for counts in answers) / (4 * cases)
 
 
 def test_tables_of_iterations_say_whose_starts_they_have() -> None:

@@ -35,8 +35,8 @@ from loopscope.studies.report.models import labels, side_by_side
 from loopscope.studies.report.page import html, write_page
 from loopscope.studies.report.sections import LEAD, SECTIONS, report_of
 from tests.browser import installed
-from tests.test_extrapolation_report import figure, told
-from tests.test_language_records import (
+from tests.looking import phone_width
+from tests.planted.language import (
     BRANCHES,
     PAPER_CONTENT,
     PAPER_RESTORATION,
@@ -48,8 +48,7 @@ from tests.test_language_records import (
     letters,
     record,
 )
-from tests.test_page_in_browser import phone_width
-from tests.test_report import Reader
+from tests.reading_pages import Reader, figure, told
 
 EVERY = (2, 3, 4)
 CASES = 4

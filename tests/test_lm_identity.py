@@ -21,10 +21,10 @@ from loopscope.studies.language.records import load_language, measure_letters
 from loopscope.studies.records import RECORD, config_of, load, records, save
 from loopscope.training.lm import jobs
 from loopscope.training.lm.jobs import Settings, finetune, fit
+from tests.commands import loopscope
 from tests.model_folders import TEMPLATE, ouro_folder, put_tokenizer, stack_folder
 from tests.ouro_tiny import weights, write_folder
-from tests.test_cli import loopscope
-from tests.test_zoo import everything_under
+from tests.stores import everything_under
 from tests.tuning_tiny import small, sources, tuning_folder
 from tests.worded import worded_folder, worded_map
 
@@ -236,7 +236,7 @@ def test_a_map_that_was_fitted_with_another_boundary_wants_it(tmp_path: Path, re
     recipe = small("antonym-map", "updates=1", "rank=4", "boundary=norm")
     step = fit(folder, recipe, store, Settings(torch.device("cpu")), sources=sources()).folder
     assert "is run with boundary none; --any-map" in refused(InputError, load_language, folder, step)
-    assert load_language(folder, step, boundary="norm").provenance.told == "fitted to this model"
+    assert load_language(folder, step, boundary="norm").provenance.text == "fitted to this model"
     assert load_language(folder, step, any_map=True).provenance.misfit
 
 

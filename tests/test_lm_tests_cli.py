@@ -18,8 +18,8 @@ from loopscope.store.store import Store
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.language.records import load_language, measure_iterations, measure_letters
 from loopscope.studies.records import RECORD, config_of, records
-from tests.test_cli import loopscope
-from tests.test_zoo import everything_under
+from tests.commands import loopscope
+from tests.stores import everything_under
 from tests.worded import worded_folder, worded_map
 
 Command = Callable[..., tuple[int, str, str]]
@@ -99,7 +99,7 @@ def test_antonyms_and_iterations_are_recorded(command: Command, tmp_path: Path) 
 def test_iterations_are_asked_from_held_out_and_from_trained_starts(tmp_path: Path, models: Path) -> None:
     said: list[str] = []
     subject = load_language(models / "worded", models / "map")
-    made = measure_iterations(subject, Store(tmp_path), cases=1, tell=said.append)
+    made = measure_iterations(subject, Store(tmp_path), cases=1, log=said.append)
     assert {group: set(found) for group, found in made.predictions.items()} == {
         group: set(iteration_tests.branches()) for group in ("iterations", "trained-starts")
     }

@@ -23,18 +23,13 @@ import loopscope
 from loopscope.errors import DamagedError, InputError, LoopscopeError, NewerError
 from loopscope.store.files import StoreError
 from loopscope.store.manifest import MANIFEST, artefact_key, manifest_text, parse_tensors
-from loopscope.store.store import Artefact, Store
+from loopscope.store.store import Store
+from tests.stores import put
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
-
-
-def put(store: Store, config: dict, kind: str = "map", data: bytes = b"content") -> Artefact:
-    with store.write(kind, config) as draft:
-        draft.bytes("data.bin", data)
-    return draft.artefact
 
 
 def everything_under(folder: Path) -> set[str]:
@@ -790,7 +785,7 @@ def test_adopted_files_may_be_stored_compressed_and_are_read_by_their_own_names(
         draft.tensors("weights.safetensors", weights)
         draft.json("result.json", {"score": [1.0]})
         draft.bytes("notes.txt", b"as it is")
-    given = other.adopt(draft.artefact, squeeze=("weights.safetensors", "result.json", "not there"))
+    given = other.adopt(draft.artefact, compress=("weights.safetensors", "result.json", "not there"))
     assert given.key == draft.artefact.key
     assert set(given.manifest.files) == {"weights.safetensors.xz", "result.json.xz", "notes.txt"}
     assert replace(given.manifest, files={}) == replace(draft.artefact.manifest, files={})
