@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from loopscope.measure.heads import Heads
 from loopscope.studies.evidence import Evidence, Finding
-from loopscope.studies.language.layouts import HEADS, LETTERS
-from loopscope.studies.language.records import selection_of
+from loopscope.studies.language.layouts import LETTERS
 from loopscope.studies.letters import judges as letter_judges
+from loopscope.studies.letters.layouts import HEADS
+from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING
 from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.records import Record, percent

@@ -19,8 +19,8 @@ from loopscope.measure.replies import as_texts
 from loopscope.quantity import Quantity, Table
 from loopscope.stats import wilson
 from loopscope.store.files import damaged
+from loopscope.studies.iterations.layouts import REPLIES
 from loopscope.studies.iterations.tests import STARTS, branches, requests
-from loopscope.studies.language.layouts import REPLIES
 from loopscope.studies.language.shares import Right, difference, share
 from loopscope.studies.records import Record
 from loopscope.tasks.iteration_tasks import TASKS

@@ -15,9 +15,11 @@ from dataclasses import replace
 from loopscope.quantity import Quantity, every, one
 from loopscope.studies.evidence import Control, Evidence, Finding, Judge, at_least, at_most
 from loopscope.studies.language.judges import CONTROLLED, counted, deciding, ranked
-from loopscope.studies.language.layouts import HEADS, LETTERS
-from loopscope.studies.language.names import identity, site
-from loopscope.studies.language.records import selection_of
+from loopscope.studies.language.layouts import LETTERS
+from loopscope.studies.language.names import identity
+from loopscope.studies.letters.layouts import HEADS
+from loopscope.studies.letters.names import site
+from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING
 from loopscope.studies.letters.walks import LONGEST, WALKS
 from loopscope.studies.records import Record, percent
