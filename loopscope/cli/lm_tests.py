@@ -14,6 +14,7 @@ from loopscope.cli.app import AsJson, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.cli.training import Device
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _at_work(
     from loopscope.loading import language_folder, map_folder
     from loopscope.models.passes import precision_named
     from loopscope.studies.language.records import load_language
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     ending = ending_named(boundary)
     precision = precision_named(dtype)
@@ -149,6 +150,7 @@ def _at_work(
     target = store_to_be(store)
     with spinner() as log:
         log("loading")
+        choose_threads(weights_in(place))
         subject = load_language(
             place, map_folder(step), name=called, loops=loops, boundary=ending, device=pick_device(device),
             dtype=precision, any_map=any_map,

@@ -23,8 +23,7 @@ from loopscope.studies.iterations.layouts import REPLIES
 from loopscope.studies.iterations.tests import STARTS, branches, requests
 from loopscope.studies.language.shares import Right, difference, share
 from loopscope.studies.records import Record
-from loopscope.tasks.iteration_tasks import TASKS
-from loopscope.tasks.iterations import TRAINED, Request, Score, score, tally
+from loopscope.tasks.iterations import TASKS, TRAINED, Request, Score, score, tally
 
 PAPER_LONG = {
     "J+F": (128, 128, 128, 128, 62), "F": (96, 79, 5, 0, 3), "J": (91, 100, 6, 0, 3), "stop": (90, 67, 4, 0, 3)

@@ -14,8 +14,8 @@ from loopscope.studies.letters.tests import FEWEST, OTHER, STEERING, TESTS, TRUN
 from loopscope.studies.letters.walks import LETTERS, LONGEST, TEMPLATES, WALKS
 from loopscope.studies.records import Record
 from loopscope.studies.schema import Kept, Layout, MisfitError, asked, mapping, number, only, truth, whole, wholes, word
-from loopscope.tasks.letter_pairs import SETS
 from loopscope.tasks.letters import NAMES
+from loopscope.tasks.letters.pairs import SETS
 
 DISCOVERY, CONFIRMATION = "discovery", "confirmation"
 HEADS = "heads"

@@ -29,7 +29,7 @@ from loopscope.studies.letters.walks import LETTERS as WALKED
 from loopscope.studies.letters.walks import WALKS, measure_walks
 from loopscope.studies.records import Predictions, Record
 from loopscope.studies.schema import MisfitError
-from loopscope.tasks.letter_pairs import SETS
+from loopscope.tasks.letters.pairs import SETS
 
 LETTER_TESTS = (WALKS, *letter_tests.TESTS)
 """How far a letter walker goes, and the tests on pairs, for which heads are chosen."""

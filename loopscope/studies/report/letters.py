@@ -25,7 +25,7 @@ from loopscope.studies.report.dots import Search, Spot, Step, dots, searches
 from loopscope.studies.report.figures import Line, lines_in_panels, stacked_panels
 from loopscope.studies.report.letter_walks import along_figure, walks_figure
 from loopscope.studies.report.models import INTERVALS, labels, measured_on, models, published, side_by_side
-from loopscope.tasks.letter_pairs import SETS
+from loopscope.tasks.letters.pairs import SETS
 
 CONFIRMED = "confirmation"
 RANKING = ("layers left out", "heads left out")
