@@ -64,7 +64,7 @@ def lm_test_letters(
 ) -> None:
     """How far each loop walks; the heads that carry the steering of eight steps, and patches of them on 256 pairs."""
     from loopscope.measure.heads import Heads
-    from loopscope.studies.language.records import LETTER_TESTS, check_letters, measure_letters
+    from loopscope.studies.letters.records import LETTER_TESTS, check_letters, measure_letters
 
     tests = tuple(dict.fromkeys(test or LETTER_TESTS))
     check_letters(tests, pairs)
@@ -85,8 +85,8 @@ def lm_test_antonyms(
     batch: Batch = 32,
 ) -> None:
     """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
+    from loopscope.studies.antonyms.records import measure_antonyms
     from loopscope.studies.antonyms.tests import readout_requests
-    from loopscope.studies.language.records import measure_antonyms
 
     readout_requests(supervision, sequences)
     check_batch(batch)
@@ -103,8 +103,8 @@ def lm_test_iterations(
     batch: Batch = 32,
 ) -> None:
     """Go on from a common h4 with J and F, F, J, or stop: five tasks, 1-8 steps, held-out and trained starts."""
+    from loopscope.studies.iterations.records import measure_iterations
     from loopscope.studies.iterations.tests import requests
-    from loopscope.studies.language.records import measure_iterations
 
     requests(cases)
     check_batch(batch)
