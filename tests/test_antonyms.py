@@ -11,20 +11,10 @@ import pytest
 from loopscope.errors import InputError
 from loopscope.tasks import antonyms
 from loopscope.tasks.antonyms import PAIRS, PARTNER, QUESTIONS, RULES, Deletion, Request
+from tests.planted.antonyms import by_stack
 
 EXAMPLE = ("hot", "near", "far", "cold", "open", "closed")
 SEEDS = [*range(100_000_000, 100_000_060), *range(300_000_000, 300_000_030), 0, 9_099_999, 9_200_000]
-
-
-def by_stack(words):
-    """One pass from left to right: a word meets its antonym on top of the stack, or waits there."""
-    stack, deleted = [], []
-    for place, word in enumerate(words):
-        if stack and PARTNER[words[stack[-1]]] == word:
-            deleted.append((stack.pop(), place))
-        else:
-            stack.append(place)
-    return deleted
 
 
 def heights(shape):

@@ -14,10 +14,11 @@ from loopscope.errors import InputError
 from loopscope.maps import Dense
 from loopscope.model import LoopedTransformer, relations_config
 from loopscope.stats import wilson
-from loopscope.studies.records import Predictions, Row, Table
+from loopscope.studies.records import Row, Table
 from loopscope.studies.relations import chains
-from loopscope.studies.relations.chains import COUNTS, FINAL, GROWN, LENGTHS, NATIVE
+from loopscope.studies.relations.chains import COUNTS, FINAL, GROWN, NATIVE
 from loopscope.tasks import relations
+from tests.planted.chains import first, planted
 
 WORLD = relations.world().tolist()
 
@@ -131,28 +132,6 @@ def test_what_cannot_be_measured(settings: Mapping[str, object], told: str) -> N
 
 
 # ---- planted outcomes ------------------------------------------------------------------------------------------------
-
-
-def planted(
-    native: Tensor,
-    fits: Sequence[Tensor],
-    lengths: Sequence[int] = LENGTHS,
-    updates: Sequence[int] = (0, 10_000),
-    cut: bool = False,
-) -> Predictions:
-    """What `measure` would give for these outcomes."""
-    found = {
-        "lengths": torch.tensor(lengths, dtype=torch.int32),
-        "updates": torch.tensor(updates, dtype=torch.int32),
-        "F only": chains.pack_bits(native),
-    }
-    found |= {f"fit {number}": chains.pack_bits(fit) for number, fit in enumerate(fits, 1)}
-    return {"cut-queries" if cut else "own-queries": found}
-
-
-def first(counts: Sequence[int], queries: int = 1024) -> Tensor:
-    """At each length, so many of the first queries right."""
-    return torch.arange(queries) < torch.tensor(counts)[:, None]
 
 
 def drawn(shares: Sequence[float], queries: int = 1024, seed: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ from loopscope.studies.records import Facts, Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.report.ledger import summary
 from loopscope.studies.subject import Walks
-from tests.planted import BOTH, IN_ONES, IN_TWOS, MAIN, ONES, native, record, right_on, verdict, walks
+from tests.planted.claims import BOTH, IN_ONES, IN_TWOS, MAIN, ONES, native, record, right_on, verdict, walks
 
 FIXED = [
     ("native.endpoint", "~100 %", "each >= 99 % on rings"),

@@ -14,17 +14,8 @@ import torch
 from loopscope import cli
 from loopscope.maps import DiagonalLowRank, save_map
 from loopscope.store.store import Store
-from tests.test_zoo import flip, put_backbone, put_fit
-
-
-def loopscope(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run the command in this process: (exit code, standard output, standard error)."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["loopscope", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-    printed = capsys.readouterr()
-    return int(stopped.value.code or 0), printed.out, printed.err
+from tests.commands import loopscope
+from tests.stores import flip, put_backbone, put_fit
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from loopscope.studies.recipes import map_recipe
 from loopscope.training.cohort.cohort import Cohort, products, stacked
 from loopscope.training.cohort.objective import Maps, new_map
 from loopscope.training.cohort.stack import ALIGNED, Stack
+from tests.gradients import check_gradient
 
 MEMBERS, BATCH, LENGTH = 3, 4, 5
 CONFIGS = {
@@ -43,17 +43,6 @@ def members(config: ModelConfig) -> list[LoopedTransformer]:
 def cohort_of(models: list[LoopedTransformer]) -> tuple[Stack, Cohort]:
     stack = stacked(models, torch.device("cpu"))
     return stack, Cohort(models[0].config, stack.weights, sinks=stack.sinks)
-
-
-def check_gradient(module: torch.nn.Module, loss: Tensor, found: Mapping[str, Tensor]) -> None:
-    """The gradients found, by name, are those of the module's own loss."""
-    named = dict(module.named_parameters())
-    wanted = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
-    size = float(torch.stack([gradient.norm() for gradient in wanted]).norm())
-    assert size > 0.01
-    assert set(found) == set(named)
-    for name, gradient in zip(named, wanted, strict=True):
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5 * size)
 
 
 def some_tokens(config: ModelConfig) -> Tensor:

@@ -45,10 +45,10 @@ from loopscope.studies.graph_walk.composition import (
     tables_long,
     tables_two,
 )
-from loopscope.studies.records import Facts, Predictions, Row, Table, pack
+from loopscope.studies.records import Facts, Row, Table, pack
 from loopscope.studies.subject import Subject, Walks, instances, load_subject, walks
+from tests.planted.composition import CPU, perfect, planted
 
-CPU = torch.device("cpu")
 TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
 MAIN = Facts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 3})
 FEW = 12
@@ -59,28 +59,6 @@ def subject() -> Subject:
     """The tiny backbone; its maps that stay serve as J_two, since it has none."""
     tiny = load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
     return replace(tiny, maps={"one": tiny.maps["one"], "two": tiny.maps["stay"]})
-
-
-def asked() -> list[str]:
-    return beginnings(string for strings in long_strings().values() for string in strings)
-
-
-Walker = Callable[[str, int, Walks], Tensor]
-
-
-def perfect(string: str, fit: int, at: Walks) -> Tensor:
-    return at.ahead(hops(string))
-
-
-def planted(where: str, facts: Facts, graphs: int, walker: Walker = perfect) -> Predictions:
-    """What a walker would answer in `measure_two` and `measure_long`, on the first graphs of a population."""
-    at, n = instances(where, facts.depth, CPU), graphs * facts.nodes
-    strings = {*TWO_CALLS, *(control(string) for control in CONTROLS.values() for string in asked())}
-    found: dict[str, Tensor] = {}
-    for fit in (1, 2):
-        found |= {name_of(string, fit): walker(string, fit, at) for string in strings}
-        found |= {f"{string}-{fit} before F": walker(string[:-1], fit, at) for string in asked()}
-    return {where: {name: nodes[:n].to(torch.uint8) for name, nodes in found.items()}}
 
 
 def values(rows: list[Row]) -> list[float]:

@@ -23,8 +23,8 @@ from loopscope.models.passes import states
 from loopscope.program import F
 from loopscope.protocol import TokenMap
 from tests.ouro_tiny import CONFIG, tiny_ouro
+from tests.own_model import OwnModel
 from tests.stack_tiny import tiny_stack
-from tests.test_protocol import OwnModel
 from tests.tiny import tiny_model, tiny_tokens
 
 D, H, CLASSES = 16, 4, 8

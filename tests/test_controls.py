@@ -29,7 +29,7 @@ from loopscope.training.cohort.jobs import Settings, fit, train
 from loopscope.training.cohort.layout import AllStarts, Runs
 from loopscope.training.cohort.objective import new_map
 from loopscope.training.recipe import ControlFit, MapRecipe, WalkFit
-from tests.test_objectives import check_step, shaken_maps, shaken_models
+from tests.gradients import check_step, shaken_maps, shaken_models
 from tests.tiny import tiny_map
 from tests.toys import CPU, graphs_and_starts, toy_map, toy_walk, update_of
 

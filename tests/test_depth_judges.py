@@ -17,23 +17,19 @@ from loopscope.store.store import Store
 from loopscope.studies.claims import FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.studies.evidence import Evidence, scale
 from loopscope.studies.graph_walk.continuation import BROAD, WITHHELD
+from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.parity import counts as parity_counts
-from loopscope.studies.records import Facts, Predictions, Record, records, save
-from loopscope.studies.registry import COHORTS, EXPERIMENTS, Role
+from loopscope.studies.records import Record, records, save
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.tasks.graph_walk import is_ring
 from loopscope.tasks.populations import population
-from tests.planted import MAIN, native
-from tests.test_chains import first
-from tests.test_chains import planted as chain_counts
-from tests.test_continuation import planted as walk_counts
+from tests.planted.chains import first
+from tests.planted.chains import planted as chain_counts
+from tests.planted.claims import MAIN, native
+from tests.planted.continuation import planted as walk_counts
+from tests.planted.continuation import raw
 
 EIGHT, BITS = COHORTS["eight"].backbones, COHORTS["parity"].backbones
-
-
-def raw(experiment: str, name: str, predictions: Predictions, **settings: object) -> Record:
-    fits = {"continuation": {"continue16": 2}, "parity": {"parity-staged": 1}, "chains": {"relations-curriculum": 3}}
-    facts = Facts(name, "0" * 64, loops=8, depth=8, nodes=8, heads=4, fits=fits.get(experiment, {}))
-    return Record(experiment, facts, predictions, settings, {"seconds": 1.5, "device": "CPU, 1 threads"}, raw=True)
 
 
 def verdicts(*stored: Record, fresh: Sequence[Record] = ()) -> dict[str, Verdict]:

@@ -15,7 +15,7 @@ from loopscope.store.manifest import MANIFEST, manifest_text
 from loopscope.store.store import Artefact, Store
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.records import RECORD, open_results
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 
 
 def put(store: Store, value: float, device: str, note: str = "", packed: bool = False) -> Artefact:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 
 import pytest
 
 from loopscope.cli import display as module
 from loopscope.cli.display import display, spinner
+from tests.commands import on_a_terminal
 
 PASTS = (29.9, 30.1, 30.2, 59.0, 60.3)
 
@@ -81,22 +79,3 @@ def screen(seen: str) -> list[str]:
         elif part != "\r" and not part.startswith("\x1b"):
             lines[row] += part  # every line that is written again was erased before
     return [line for line in lines if line]
-
-
-def on_a_terminal(command: list[str]) -> str:
-    """All that a command writes to a terminal of its own."""
-    ours, its = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env):
-        os.close(its)
-        seen = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the terminal is gone with the last process that had it
-                break
-            if not part:
-                break
-            seen += part
-    os.close(ours)
-    return seen.decode()

@@ -14,10 +14,10 @@ from loopscope.cli import app as cli
 from loopscope.models.stacks import stack_from_config
 from loopscope.store.store import Store
 from loopscope.studies.records import records
+from tests.commands import loopscope
 from tests.model_folders import put_tokenizer
+from tests.shortened import shortened
 from tests.stack_tiny import CONFIGS
-from tests.test_cli import loopscope
-from tests.test_language_protocols import shortened
 from tests.tuning_tiny import text_files, tuning_folder
 
 ROOT = Path(__file__).parent.parent

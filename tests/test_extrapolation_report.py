@@ -22,19 +22,18 @@ from loopscope.studies.parity import counts as parity_counts
 from loopscope.studies.records import Record, Table, records, save
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.report import extrapolation
-from loopscope.studies.report.contents import Figure, Grid, Report, Section
+from loopscope.studies.report.contents import Grid, Report, Section
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.images import Square, loop_maps
 from loopscope.studies.report.page import alone, write_page
 from loopscope.studies.report.sections import SECTIONS, report_of
-from tests.test_chains import first
-from tests.test_chains import planted as chain_counts
-from tests.test_continuation import planted as walk_counts
-from tests.test_depth_judges import raw
-from tests.test_graph_walk_report import rows_of
-from tests.test_parity_lengths import planted as bands
-from tests.test_parity_lengths import recorded, wave
-from tests.test_report import Reader
+from tests.planted.chains import first
+from tests.planted.chains import planted as chain_counts
+from tests.planted.continuation import planted as walk_counts
+from tests.planted.continuation import raw
+from tests.planted.lengths import planted as bands
+from tests.planted.lengths import recorded, wave
+from tests.reading_pages import Reader, figure, rows_of, told
 
 EIGHT, BITS = COHORTS["eight"].backbones, COHORTS["parity"].backbones
 GRAPHS = 24
@@ -110,17 +109,6 @@ def section(anchor: str, *found: Record, fresh: Sequence[Record] = ()) -> Sectio
     assert made is not None
     assert made.anchor == anchor
     return checked(made)
-
-
-def figure(made: Section, name: str) -> Figure:
-    return next(each for each in made.figures if each.name == name)
-
-
-def told(figure: Figure, series: str) -> dict[float, float]:
-    """Per cent by place, as the description tells them."""
-    (said,) = re.findall(rf"{re.escape(series)}: ([^:]*?)\.(?: |$)", figure.description)
-    pairs = (each.split(" at ") for each in said.split(", "))
-    return {float(place): float(share) for share, place in pairs}
 
 
 # ---- eight nodes -----------------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_odd_tokens_get_one_line(tokens: Any, says: str, refused: Callable[..., 
 
 
 def test_negative_tokens_are_no_rows_of_a_table_counted_from_its_end(refused: Callable[..., str]) -> None:
-    from tests.test_protocol import OwnModel
+    from tests.own_model import OwnModel
 
     assert "token -1 of 'main' does not exist" in refused(InputError, run, OwnModel(), TOKENS * 0 - 1, "F")
     assert "the model does not take tokens 0..9" in refused(

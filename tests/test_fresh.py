@@ -16,7 +16,7 @@ from loopscope.errors import InputError
 from loopscope.models.folders import load
 from loopscope.models.text import load_tokenizer
 from loopscope.training.lm.new_model import Like, Shape, write_fresh
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 from tests.tuning_tiny import tuning_folder
 
 SIZES: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,34 +12,46 @@ from torch import Tensor
 
 from loopscope.store.store import Store
 from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
-from loopscope.studies.evidence import Evidence, split
-from loopscope.studies.graph_walk import composition, crossing, switching, targets
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.graph_walk import composition, switching
+from loopscope.studies.graph_walk.experiments import QUICK_PARTS
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.records import Facts, Predictions, Record, Row, Table, records, save
-from loopscope.studies.registry import COHORTS, QUICK_PARTS
+from loopscope.studies.records import Record
+from loopscope.studies.registry import COHORTS
 from loopscope.studies.report import composing
 from loopscope.studies.report import sections as graph_walks
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Grid, Report, Section
 from loopscope.studies.report.page import html, write_page
 from loopscope.studies.report.sections import report_of
-from loopscope.studies.subject import Walks, instances
-from loopscope.tasks.graph_walk import all_starts, walk
+from loopscope.studies.subject import instances
 from loopscope.tasks.populations import population
 from tests.browser import chromium, installed
-from tests.test_composition import planted as composed
-from tests.test_crossing import planted as exchanged
-from tests.test_matched import planted as steered
-from tests.test_matched import right_on
-from tests.test_page_in_browser import SIZES, look, opened
-from tests.test_report import Reader
+from tests.looking import SIZES, look, opened
+from tests.planted.composition import planted as composed
+from tests.planted.graph_walk import (
+    COST,
+    CPU,
+    EIGHT,
+    LAYERED,
+    MAIN,
+    OTHER,
+    PAIRS_OF_GRAPHS,
+    SECOND,
+    THIRD,
+    crossed,
+    forgetful,
+    native,
+    record,
+    target,
+    two_calls,
+    written,
+)
+from tests.planted.matched import planted as steered
+from tests.planted.matched import right_on
+from tests.reading_pages import Reader, rows_of
 
-CPU = torch.device("cpu")
-MAIN, SECOND, THIRD, OTHER = "d8l6-5", "d8l6-8", "d8l6-10", "d8l6-3"
 FINAL = [name for name in COHORTS["matched"].backbones if "final" in name]
-COST = {"seconds": 2.5, "device": "CPU, 1 threads", "forwards": 100.0, "plain": 250.0}
 
-PAIRS_OF_GRAPHS, EIGHT, LAYERED = 32, 8, 4
-"""How many graphs were measured where it is not all of them."""
 
 SECTIONS = ["trajectories", "targets", "composition", "mechanism", "matched"]
 DEPTH = ["lasting", "selecting", "continuation", "parity", "chains"]
@@ -53,65 +64,10 @@ OTHERS = [*DEPTH, *LANGUAGE]
 # ---- planted records -------------------------------------------------------------------------------------------------
 
 
-def record(experiment: str, name: str, predictions: Predictions, **settings: object) -> Record:
-    recipe, _ = split(name)
-    fits = {"d8l6": ("one", "two"), "d8l8": ()}.get(recipe, ("stay", "one", "two"))
-    loops = 6 if recipe == "d8l6" else 8
-    facts = Facts(name, "f" * 64, loops, depth=8, nodes=10, heads=4, fits=dict.fromkeys(fits, 2))
-    return Record(experiment, facts, predictions, settings, COST)
-
-
-def native(name: str, *places: int, layered: int = 0) -> Record:
-    """After loops 0, 1, ... these positions are read, 8 from then on; starts 0, 1, 2 are one step late at loop 2."""
-    graphs, starts = all_starts(population("rings").graphs)
-    read = torch.tensor([*places, *[8] * (17 - len(places))])[:, None].repeat(1, len(starts))
-    read[2, starts < 3] -= 1
-    nodes = walk(graphs, starts, 9).gather(1, read.T).T.to(torch.uint8)
-    found = {"native": nodes}
-    if layered:
-        found["layers"] = nodes[1:, None, : 10 * layered].repeat(1, 4, 1)
-    return record("trajectories", name, {"rings": found}, layered=layered)
-
-
-def target(name: str) -> Record:
-    """Every map gives its target; without one, every other instance stays and every other goes on by one."""
-    at = instances(targets.WHERE, 8, CPU)
-    found = {"unsteered": torch.where(torch.arange(len(at.starts)) % 2 == 0, at.current, at.ahead(1))}
-    for hops, which in ((1, "one"), (2, "two")):
-        for fit in (1, 2):
-            found |= {f"{which}-{fit}": at.ahead(hops), f"{which}-{fit} before F": at.current}
-    return record("targets", name, {targets.WHERE: {key: nodes.to(torch.uint8) for key, nodes in found.items()}})
-
-
-def forgetful(string: str, fit: int, at: Walks) -> Tensor:
-    """Right for three calls, then at u again; the second fit cannot do two-one."""
-    lost = len(string) > 3 or (string, fit) == ("21", 2)
-    return at.ahead(0 if lost else composition.hops(string))
-
-
-def two_calls(name: str) -> Record:
-    facts = record("two-calls", name, {}).facts
-    ((where, found),) = composed(composition.ORIGINAL, facts, 512, forgetful).items()
-    asked = {composition.name_of(string, fit) for string in composition.TWO_CALLS for fit in (1, 2)}
-    return record("two-calls", name, {where: {key: found[key] for key in asked}})
-
-
 def eight_calls(name: str) -> Record:
     facts = record("eight-calls", name, {}).facts
     where = composition.INDEPENDENT
     return record("eight-calls", name, composed(where, facts, EIGHT, forgetful), where=where, graphs=EIGHT)
-
-
-def crossed(name: str) -> Record:
-    """Head 2 does everything: its pattern gives E, its output D and the repair."""
-    chosen, tested = (crossing.pairs(where, 8, CPU, PAIRS_OF_GRAPHS) for where in (crossing.DISCOVERY, CONFIRMED))
-    every, kept = exchanged(chosen), crossing.names_of(4, choose_only=True)
-    discovery = {name: nodes for name, nodes in every.items() if name.partition("/")[2] in kept}
-    found = {crossing.DISCOVERY: discovery, CONFIRMED: exchanged(tested)}
-    return record("crossing", name, found, confirmation=CONFIRMED)
-
-
-CONFIRMED = crossing.CONFIRMATION
 
 
 def switched(name: str) -> Record:
@@ -165,13 +121,6 @@ def everything() -> list[Record]:
     return [*of_the_main_one(), *walks, *made, *map(matched, COHORTS["matched"].backbones)]
 
 
-def written(store: Store, made: Iterable[Record]) -> list[Record]:
-    """The records as they come back from a store."""
-    for each in made:
-        save(store, each, {"backbone": each.facts.key})
-    return records(store)
-
-
 JUST_NOW = {("trajectories", MAIN), ("targets", MAIN), ("eight-calls", MAIN), ("crossing", MAIN)}
 
 
@@ -207,16 +156,6 @@ def alone(anchor: str, *found: Record) -> Section:
 
 def section(report: Report, anchor: str) -> Section:
     return next(each for each in report.sections if each.anchor == anchor)
-
-
-def rows_of(tables: Sequence[Table | Grid], title: str) -> dict[str, Row]:
-    (table,) = (table for table in tables if table.title == title)
-    if isinstance(table, Grid):
-        assert all(set(rows) <= set(table.columns) for rows in table.lines.values())
-        return {f"{name}, {column}": row for name, rows in table.lines.items() for column, row in rows.items()}
-    rows = {row.name: row for row in table.rows}
-    assert len(rows) == len(table.rows)
-    return rows
 
 
 def described(report: Report, figure: str) -> str:

@@ -17,7 +17,7 @@ from loopscope.measure.heads import MAP_NAME, Heads, Selection, late_layers, sel
 from loopscope.models.placement import between
 from loopscope.program import Call, F, Program, Run
 from loopscope.studies.letters.tests import discovery
-from tests.planted_letters import CARRIERS, HEADS, LATE, LAYERS, PlantedWalker, Words, raising
+from tests.planted.letters import CARRIERS, HEADS, LATE, LAYERS, PlantedWalker, Words, raising
 
 FOUND = Heads(tuple((LATE, head) for head in CARRIERS))
 

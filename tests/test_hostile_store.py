@@ -24,9 +24,9 @@ from loopscope.store.manifest import HEADER_LIMIT, JSON_LIMIT, MANIFEST, MANIFES
 from loopscope.store.store import Store
 from loopscope.training import checkpoints
 from loopscope.training.cohort import jobs
-from tests.test_cli import loopscope
-from tests.test_jobs import StoppedError, settings_of, stop_after
-from tests.test_store import put
+from tests.commands import loopscope
+from tests.stopping import StoppedError, settings_of, stop_after
+from tests.stores import put
 from tests.toys import toy_walk
 
 Refused = Callable[..., str]

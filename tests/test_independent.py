@@ -34,10 +34,11 @@ from loopscope.studies.graph_walk.independent import (
     headline,
     measure,
 )
+from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.records import Facts
-from loopscope.studies.registry import COHORTS, EXPERIMENTS, Selection
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.subject import Subject, Walks, load_subject
-from tests.test_composition import planted
+from tests.planted.composition import planted
 
 CPU = torch.device("cpu")
 FACTS = Facts("d8l6-8", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 2})

@@ -19,8 +19,8 @@ from loopscope.store.zoo import open_zoo
 from loopscope.studies.reading import check_zoo
 from loopscope.studies.records import RECORD, open_results
 from loopscope.studies.report.page import KICKER
-from tests.test_cli import loopscope
-from tests.test_zoo import put_backbone
+from tests.commands import loopscope
+from tests.stores import put_backbone
 
 Refused = Callable[..., str]
 

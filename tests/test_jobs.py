@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError
 from loopscope.maps import AffineMap
@@ -20,55 +17,17 @@ from loopscope.store.artefacts import load_backbone, load_fit, load_trail, name_
 from loopscope.store.store import Artefact, Store
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.training.cohort import jobs
-from loopscope.training.cohort.jobs import Finished, MembersFailedError, Progress, Settings, initial_model
-from loopscope.training.cohort.objective import Step
+from loopscope.training.cohort.jobs import MembersFailedError, Progress, initial_model
 from loopscope.training.cohort.relations import RelationFits
 from loopscope.training.cohort.stack import Stack
 from loopscope.training.cohort.walks import WalkBackbones, WalkFits
-from loopscope.training.recipe import BackboneRecipe, MapRecipe, RelationFit
+from loopscope.training.recipe import MapRecipe, RelationFit
+from tests.stopping import StoppedError, breaking, checkpoints, digest_of, settings_of, stop_after, store
 from tests.toys import CPU, finished, stage_of, toy_map, toy_relation_map, toy_relations, toy_walk
 
+__all__ = ["store"]  # the fixture
+
 # ---- jobs ------------------------------------------------------------------------------------------------------------
-
-
-def digest_of(weights: dict[str, Tensor]) -> str:
-    told = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
-        told.update(name.encode() + tensor.numpy().tobytes())
-    return told.hexdigest()
-
-
-def settings_of(**changes: Any) -> Settings:
-    return Settings(CPU, **changes)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-class StoppedError(Exception):
-    """Raised by whoever watches, to stop a run."""
-
-
-def stop_after(windows: int) -> Callable[[Progress], None]:
-    left = [windows]
-
-    def watch(_: Progress) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise StoppedError
-
-    return watch
-
-
-def digests(done: list[Finished]) -> list[dict[str, str]]:
-    return [dict(each.digests) for each in done]
-
-
-def checkpoints(store: Store) -> list[tuple[int, int]]:
-    """(stage, update) of the checkpoints in a store."""
-    return sorted((each.manifest.config["stage"], each.manifest.config["update"]) for each in store.every("checkpoint"))
 
 
 def test_what_a_trained_backbone_is_stored_as(store: Store, tmp_path: Path) -> None:
@@ -313,22 +272,6 @@ def test_one_jobs_checkpoints_are_no_others(store: Store) -> None:
 
 
 # ---- jobs in which members break -------------------------------------------------------------------------------------
-
-
-def breaking(bad: dict[int, int], how: float = math.nan) -> type[WalkBackbones]:
-    """Graph walks in which the loss of some seeds is not finite from some update on."""
-
-    class Breaking(WalkBackbones):
-        def __init__(self, recipe: BackboneRecipe, models: Any, seeds: Sequence[int], device: torch.device) -> None:
-            super().__init__(recipe, models, seeds, device)
-            self.seeds = list(seeds)
-
-        def step(self, stage: int, shape: None, update: Tensor) -> Step:
-            step = super().step(stage, shape, update)
-            hit = torch.tensor([update >= bad.get(seed, 10**6) for seed in self.seeds])
-            return Step(torch.where(hit, how, step.losses), step.drawn)
-
-    return Breaking
 
 
 def test_a_seed_that_breaks_is_told_and_the_others_are_stored(

@@ -14,7 +14,7 @@ from loopscope.studies.graph_walk import crossing, switching
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.subject import first_graphs
-from tests.planted import CHOSEN, CPU, MAIN, record, right_on, verdict, walks
+from tests.planted.claims import CHOSEN, CPU, MAIN, record, right_on, verdict, walks
 
 # ---- three backbones -------------------------------------------------------------------------------------------------
 

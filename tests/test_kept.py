@@ -24,8 +24,8 @@ from loopscope.studies.records import records
 from loopscope.tasks import letter_pairs
 from loopscope.training.lm.new_model import Shape, write_fresh
 from loopscope.training.lm.words import write_words
-from tests.test_cli import loopscope
-from tests.test_zoo import everything_under, flip, put_backbone
+from tests.commands import loopscope
+from tests.stores import everything_under, flip, put_backbone
 
 NAME, MAP = "letters-1x16", "small-letter-map@letters-1x16"
 

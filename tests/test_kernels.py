@@ -40,7 +40,7 @@ from loopscope.training.cohort.layout import Layout, SharedBeginnings  # noqa: E
 from loopscope.training.cohort.ops import Weight  # noqa: E402
 from loopscope.training.cohort.parity import ParityBackbones  # noqa: E402
 from loopscope.training.cohort.stack import Lane, Sink, Stack  # noqa: E402
-from tests.test_parity_counts import STEP, backbone  # noqa: E402
+from tests.planted.parity import STEP, backbone  # noqa: E402
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 DTYPES = [FP32, FP16, BF16]

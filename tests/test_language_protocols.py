@@ -15,33 +15,14 @@ from loopscope.models.folders import weights_sha256
 from loopscope.models.identity import identify
 from loopscope.store.store import Store
 from loopscope.studies.language import protocols as language_protocols
-from loopscope.studies.language.protocols import Plan, plan
+from loopscope.studies.language.protocols import plan
 from loopscope.studies.records import RECORD
-from loopscope.training.lm.recipe import Recipe
-from tests.test_cli import loopscope
-from tests.test_zoo import everything_under
+from tests.commands import loopscope
+from tests.shortened import changes, recipes, shortened
+from tests.stores import everything_under
 from tests.tuning_tiny import text_files, tuning_folder
 
-SHORT = ("updates=2", "examples=5", "micro=5", "checked=1", "rate=0.01")
 Command = Callable[..., tuple[int, str, str]]
-
-
-def recipes(asked: Plan) -> list[Recipe]:
-    """All recipes of a plan, in order."""
-    first = [] if asked.adapt is None else [asked.adapt]
-    return [*first, *(each for backbone, step, _ in asked.arms for each in (backbone, step))]
-
-
-def changes(recipe: Recipe) -> list[str]:
-    """What makes a recipe short."""
-    grown = ["grow_every=1"] if recipe.grow_every else []
-    return [*SHORT, *grown, *(["rank=4"] if recipe.rank else [])]
-
-
-def shortened(protocol: str, scale: str) -> list[str]:
-    """Options that make a protocol short."""
-    named = {each.name: each for each in recipes(plan(protocol, scale))}
-    return [part for name, each in named.items() for change in changes(each) for part in ("--set", f"{name}.{change}")]
 
 
 @pytest.fixture

@@ -22,9 +22,8 @@ from loopscope.training.cohort.objective import Carrying
 from loopscope.training.cohort.trainer import Trainer
 from loopscope.training.cohort.walks import WalkFits
 from loopscope.training.recipe import LastingFit, MapRecipe, WalkFit
-from tests.test_cohort import check_gradient
-from tests.test_jobs import StoppedError, checkpoints, digests, settings_of, stop_after, store
-from tests.test_objectives import check_step, shaken_maps, shaken_models
+from tests.gradients import check_gradient, check_step, shaken_maps, shaken_models
+from tests.stopping import StoppedError, checkpoints, digests, settings_of, stop_after, store
 from tests.toys import CPU, finished, graphs_and_starts, toy_map, toy_walk, update_of, walk_tokens, walked
 
 __all__ = ["store"]  # the fixture

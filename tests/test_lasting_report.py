@@ -16,9 +16,9 @@ from loopscope.store.store import Store
 from loopscope.studies.claims import ROWS, decide
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.graph_walk.composition import INDEPENDENT
+from loopscope.studies.graph_walk.experiments import LASTING, QUICK_LASTING
 from loopscope.studies.graph_walk.lasting import FAMILIES, MARKS, Counted, tables
 from loopscope.studies.records import Facts, Predictions, Record, records, save
-from loopscope.studies.registry import LASTING, QUICK_LASTING
 from loopscope.studies.report.contents import Listing, Report, Section
 from loopscope.studies.report.lasting import accuracy, aim, checks, limiting, measured
 from loopscope.studies.report.page import write_page
@@ -26,12 +26,10 @@ from loopscope.studies.report.sections import SECTIONS, report_of
 from loopscope.studies.report.traces import Panel, Trace, traces
 from loopscope.tasks.populations import population
 from tests.browser import installed
-from tests.planted import CHOSEN, MAIN
-from tests.test_extrapolation_report import figure, told
-from tests.test_graph_walk_report import rows_of
-from tests.test_lasting_experiment import Right, always, planted, until
-from tests.test_page_in_browser import phone_width
-from tests.test_report import Reader
+from tests.looking import phone_width
+from tests.planted.claims import CHOSEN, MAIN
+from tests.planted.lasting import Right, always, planted, until
+from tests.reading_pages import Reader, figure, rows_of, told
 
 GRAPHS, CALLS, WIDTH = 24, 64, 16
 FIRST, REACHED = MAIN[:2]

@@ -34,7 +34,7 @@ from loopscope.studies.letters.tests import (
 )
 from loopscope.tasks.letter_pairs import pairs
 from loopscope.tasks.letters import NAMES
-from tests.planted_letters import FIRST_NAME, LATE, PlantedWalker, Words, raising
+from tests.planted.letters import FIRST_NAME, LATE, PlantedWalker, Words, raising
 from tests.stack_tiny import CONFIGS, stack_from_config
 
 COUNT = 12

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopscope.models import smollm2
+from tests.commands import loopscope
+from tests.gguf_tiny import put_wheel, tiny_gguf
 from tests.model_folders import ouro_folder, stack_folder, tiny_tokenizer
 from tests.ouro_tiny import golden
-from tests.test_cli import loopscope
-from tests.test_smollm2 import put_wheel, tiny_gguf
 
 IDS = json.dumps(golden()["input_ids"].tolist())
 

@@ -21,10 +21,10 @@ from loopscope.studies.language.records import load_language, measure_letters
 from loopscope.studies.records import RECORD, config_of, load, records, save
 from loopscope.training.lm import jobs
 from loopscope.training.lm.jobs import Settings, finetune, fit
+from tests.commands import loopscope
 from tests.model_folders import TEMPLATE, ouro_folder, put_tokenizer, stack_folder
 from tests.ouro_tiny import weights, write_folder
-from tests.test_cli import loopscope
-from tests.test_zoo import everything_under
+from tests.stores import everything_under
 from tests.tuning_tiny import small, sources, tuning_folder
 from tests.worded import worded_folder, worded_map
 

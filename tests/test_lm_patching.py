@@ -22,9 +22,9 @@ from loopscope.measure.patching import compare, places, plain_of, recover
 from loopscope.models.folders import load
 from loopscope.models.steering import InFull, load_steering_map
 from loopscope.models.text import load_tokenizer
+from tests.commands import loopscope
 from tests.model_folders import ouro_folder, stack_folder
 from tests.ouro_tiny import ouro_map, tiny_ouro
-from tests.test_cli import loopscope
 from tests.worded import worded_folder
 
 TEXT, OTHER = "ab a 12", "ab a 34"

@@ -24,8 +24,8 @@ from loopscope.store.store import Store
 from loopscope.training.lm.jobs import Settings, finetune
 from loopscope.training.lm.new_model import Shape, write_fresh
 from loopscope.training.lm.words import write_words
-from tests.test_cli import loopscope
-from tests.test_zoo import everything_under
+from tests.commands import loopscope
+from tests.stores import everything_under
 from tests.tuning_tiny import small, sources, tuning_folder
 
 PURPOSE = "since Loopscope wrote the folder"

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError
 from loopscope.execute.plain import plain_run
@@ -21,9 +20,9 @@ from loopscope.studies.graph_walk.matched import BEFORE, HOPS, measure, pairs, s
 from loopscope.studies.records import Facts, Predictions, Row, Table
 from loopscope.studies.subject import Subject, Walks, instances, load_subject
 from loopscope.tasks.graph_walk import cycle_lengths
+from tests.planted.matched import TINY, elsewhere, planted, right_on
 
 CPU = torch.device("cpu")
-TINY = "tiny-test"
 
 # One-hop and two-hop accuracies of each fit as published, in percent; stepwise one-hop maps are all at 100.
 PUBLISHED = {
@@ -55,30 +54,6 @@ def at() -> Walks:
 @pytest.fixture(scope="module")
 def paper_at() -> Walks:
     return instances("matched-test", 8, CPU, "three")
-
-
-def elsewhere(at: Walks) -> Tensor:
-    """A node that is none of u, f(u), f^2(u)."""
-    labels = torch.stack([at.ahead(steps) for steps in range(3)])
-    free = ~(torch.arange(at.graphs.shape[1])[:, None] == labels[:, None]).any(0)
-    return free.int().argmax(0)
-
-
-def right_on(count: int, hops: int, at: Walks) -> Tensor:
-    """Right in the first `count` instances that count, of no kind that has a name in all others."""
-    chosen = at.kept & (at.kept.cumsum(0) <= count)
-    return torch.where(chosen, at.ahead(hops), elsewhere(at))
-
-
-def planted(at: Walks, where: str = TINY, unsteered: int = 0, **given: list[Tensor]) -> Predictions:
-    """Answers after F by target, a tensor for each fit; `two_before` and the like, where not given, are u."""
-    answers = {"endpoint": at.current, "unsteered": at.ahead(unsteered)}
-    for target in (target for target in given if not target.endswith("_before")):
-        before = given.get(f"{target}_before", [at.current] * len(given[target]))
-        for fit, (after, read) in enumerate(zip(given[target], before, strict=True), 1):
-            name = f"{target.replace('_', '-')}-{fit}"
-            answers |= {name: after, name + BEFORE: read}
-    return {where: {name: nodes.to(torch.uint8) for name, nodes in answers.items()}}
 
 
 def rows_of(found: list[Table]) -> dict[str, dict[str, Row]]:

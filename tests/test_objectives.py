@@ -17,14 +17,13 @@ from loopscope.tasks import relations as relation_task
 from loopscope.tasks.populations import population
 from loopscope.training.cohort import parity, walks
 from loopscope.training.cohort.jobs import initial_model
-from loopscope.training.cohort.objective import Objective, Step, new_map
+from loopscope.training.cohort.objective import Objective
 from loopscope.training.cohort.parity import ParityBackbones, ParityFits
 from loopscope.training.cohort.relations import RelationBackbones, RelationFits
-from loopscope.training.cohort.stack import Stack
 from loopscope.training.cohort.trainer import Trainer
 from loopscope.training.cohort.walks import WalkBackbones, WalkFits
-from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, ParityFit, WalkFit
-from tests.test_cohort import check_gradient
+from loopscope.training.recipe import GraphData, ParityFit, WalkFit
+from tests.gradients import check_step, shaken_maps, shaken_models
 from tests.toys import (
     CPU,
     ends,
@@ -41,33 +40,6 @@ from tests.toys import (
 )
 
 # ---- oracles: one example after the other, one model after the other -------------------------------------------------
-
-
-def shaken_models(recipe: BackboneRecipe, seeds: Sequence[int], far: float = 0.2) -> list[LoopedTransformer]:
-    """The models seeds start from, moved so far that every parameter counts."""
-    models = [initial_model(recipe, seed) for seed in seeds]
-    for model in models:
-        for parameter in model.parameters():
-            parameter.data.add_(torch.randn_like(parameter), alpha=far)
-    return models
-
-
-def shaken_maps(recipe: MapRecipe, stack: Stack, width: int) -> list[AffineMap]:
-    """Move the maps of a stack away from the identity, and give each as the module it is."""
-    with torch.no_grad():
-        stack.flat.add_(torch.randn_like(stack.flat), alpha=0.2)
-    maps = [new_map(recipe, width, 0) for _ in range(len(stack))]
-    for index, step in enumerate(maps):
-        step.load_state_dict(stack.member(index))
-    return maps
-
-
-def check_step(objective: Objective, step: Step, own: Sequence[torch.nn.Module], losses: Sequence[Tensor]) -> None:
-    """Losses and gradients of a step are those of each member's own module."""
-    torch.testing.assert_close(step.losses, torch.stack(list(losses)), rtol=1e-5, atol=1e-6)
-    gradients = objective.stack.gradients(step.losses.sum())
-    for index, module in enumerate(own):
-        check_gradient(module, losses[index], objective.stack.member(index, gradients))
 
 
 # ---- graph walks -----------------------------------------------------------------------------------------------------

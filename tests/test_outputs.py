@@ -20,8 +20,8 @@ from loopscope.store.files import DRAFT, StoreError
 from loopscope.store.outputs import check_file, check_folder, found_at, only_writer, write_file
 from loopscope.studies.report.contents import Report
 from loopscope.studies.report.page import write_page
+from tests.commands import loopscope
 from tests.model_folders import stack_folder
-from tests.test_cli import loopscope
 
 ONE, TWO = {"x": torch.ones(3)}, {"x": torch.full((3,), 2.0)}
 

@@ -26,7 +26,7 @@ from loopscope.studies.layouts import LAYOUTS
 from loopscope.studies.reading import EVERY_LAYOUT, read
 from loopscope.studies.records import ABOUT, RECORD, SUFFIX, open_results
 from loopscope.studies.registry import EXPERIMENTS
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 
 
 @cache

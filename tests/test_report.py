@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,43 +25,9 @@ from loopscope.studies.report.heat import Walk, heat_maps, label_heat
 from loopscope.studies.report.page import alone, html, write_page
 from loopscope.studies.report.tables import duration
 from tests.browser import demo_report, demo_tables, share, walk
+from tests.reading_pages import Reader
 
-VOID = {"meta", "link", "br", "img", "hr", "input"}
 STYLE = Path(drawing.__file__).with_name("style.css").read_text(encoding="utf-8")
-
-
-class Reader(HTMLParser):
-    """Reads a page strictly: every element closed in order; keeps elements, ids and the text of each table cell."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.tables: list[list[list[str]]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "td" in self.open or "th" in self.open:
-            self.tables[-1][-1][-1] += data
 
 
 @pytest.fixture(scope="module")

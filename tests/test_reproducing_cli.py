@@ -20,8 +20,8 @@ from loopscope.studies.evidence import Evidence
 from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import records
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
-from tests.test_cli import loopscope
-from tests.test_graph_walk_report import (
+from tests.commands import loopscope
+from tests.planted.graph_walk import (
     CONFIRMED,
     MAIN,
     OTHER,
@@ -34,8 +34,8 @@ from tests.test_graph_walk_report import (
     two_calls,
     written,
 )
-from tests.test_report import Reader
-from tests.test_zoo import everything_under, flip, put_backbone
+from tests.reading_pages import Reader
+from tests.stores import everything_under, flip, put_backbone
 from tests.tiny import tiny_map
 
 Run = Callable[..., tuple[int, str, str]]

@@ -23,18 +23,13 @@ import loopscope
 from loopscope.errors import DamagedError, InputError, LoopscopeError, NewerError
 from loopscope.store.files import StoreError
 from loopscope.store.manifest import MANIFEST, artefact_key, manifest_text, parse_tensors
-from loopscope.store.store import Artefact, Store
+from loopscope.store.store import Store
+from tests.stores import put
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
-
-
-def put(store: Store, config: dict, kind: str = "map", data: bytes = b"content") -> Artefact:
-    with store.write(kind, config) as draft:
-        draft.bytes("data.bin", data)
-    return draft.artefact
 
 
 def everything_under(folder: Path) -> set[str]:

@@ -19,9 +19,8 @@ from loopscope.store.files import new_folder, remove_dead_drafts, write_synced
 from loopscope.store.store import Store
 from loopscope.tasks.populations import held_out
 from loopscope.training.cohort import jobs
-from tests.test_jobs import settings_of
-from tests.test_store_crash import Nursery, die_before, drafts, outcome_of, public_folder, say, serve, write_one
-from tests.test_training_crash import BACKBONES, told
+from tests.nursery import Nursery, die_before, drafts, outcome_of, public_folder, say, serve, write_one
+from tests.stopping import BACKBONES, settings_of, told
 
 __all__ = ["public_folder"]  # a fixture
 

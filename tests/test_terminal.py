@@ -21,8 +21,7 @@ from loopscope.cli.app import plain, print_json, print_table, say
 from loopscope.cli.display import Display
 from loopscope.cli.stopping import Terminated, asked_to_stop, terminating
 from loopscope.errors import DamagedError
-from tests.test_cli import loopscope
-from tests.test_display import on_a_terminal
+from tests.commands import loopscope, on_a_terminal
 
 EVIL = "\x1b[31mred\r\nsecond\x00\x07\x7f\x9b2J\u202eback\u2066\u200f\u2028\udcff"
 KEPT = "ä 漢 \N{THUMBS UP SIGN} a\N{ZERO WIDTH JOINER}b \N{NO-BREAK SPACE}\\ [bold]"

@@ -18,8 +18,8 @@ from loopscope.store.store import Artefact, Store
 from loopscope.store.zoo import VARIABLE
 from loopscope.studies import recipes
 from loopscope.training.cohort import jobs
-from tests.test_cli import loopscope
-from tests.test_jobs import breaking, digest_of
+from tests.commands import loopscope
+from tests.stopping import breaking, digest_of
 from tests.toys import toy_map, toy_relation_map, toy_relations, toy_walk
 
 Run = Callable[..., tuple[int, str, str]]

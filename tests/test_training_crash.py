@@ -27,24 +27,14 @@ from loopscope.store.manifest import MANIFEST
 from loopscope.store.store import Store
 from loopscope.tasks.populations import held_out
 from loopscope.training.cohort import jobs
-from loopscope.training.cohort.jobs import Finished, Progress
-from loopscope.training.recipe import BackboneRecipe, Schedule
-from tests.test_jobs import StoppedError, checkpoints, settings_of, stop_after
-from tests.test_store_crash import Nursery, drafts, gate_at, outcome_of, say, serve
-from tests.toys import stage_of, toy_map, toy_walk
+from loopscope.training.cohort.jobs import Progress
+from tests.nursery import Nursery, drafts, gate_at, outcome_of, say, serve
+from tests.stopping import BACKBONES, EVERY, StoppedError, checkpoints, settings_of, stop_after, told
+from tests.toys import toy_map
 
 SEEDS = [0, 2]
-EVERY = 2  # updates of a window
 
 
-def toy_backbone(windows: int) -> BackboneRecipe:
-    """A backbone whose checkpoints cost more than its updates."""
-    made = toy_walk()
-    stage = stage_of(EVERY * windows, EVERY, schedule=Schedule(0.01, warmup=3))
-    return replace(made, model=replace(made.model, width=8, layers=1, mlp=16), batch=4, stages=(stage,))
-
-
-BACKBONES = {"backbone": toy_backbone(24), "short": toy_backbone(3), "shortest": toy_backbone(2)}
 FITS = [replace(toy_map(name, 16, EVERY), batch=4) for name in ("one", "two")]
 FITS = [replace(made, data=replace(made.data, score="loss")) for made in FITS]
 
@@ -59,11 +49,6 @@ def work(what: str, root: str, **settings: Any) -> list[Any]:
         return told(jobs.fit(FITS, backbone, [1, 2], store, changed))
     seeds = SEEDS[:1] if what == "shortest" else SEEDS
     return told(jobs.train(BACKBONES[what], seeds, store, changed))
-
-
-def told(done: list[Finished]) -> list[Any]:
-    """What must not depend on interruptions, as JSON."""
-    return [[each.key, each.selected_update, list(each.score), dict(each.digests)] for each in done]
 
 
 class Counted:

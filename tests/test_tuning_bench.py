@@ -15,7 +15,7 @@ from loopscope.errors import InputError
 from loopscope.studies.language.recipes import recipe
 from loopscope.training.lm.checks import Checks
 from loopscope.training.lm.trainer import Tuner
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 from tests.tuning_tiny import small, tuning_folder
 
 

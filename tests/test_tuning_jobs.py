@@ -27,7 +27,7 @@ from loopscope.training.lm.batches import Unit
 from loopscope.training.lm.jobs import Finished, Progress, Settings, finetune, fit
 from loopscope.training.lm.objective import Objective
 from loopscope.training.lm.recipe import Recipe
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 from tests.tuning_tiny import small, sources, text_files, tuning_folder
 from tests.tuning_together import StoppedError, together
 

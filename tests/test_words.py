@@ -19,7 +19,7 @@ from loopscope.tasks.general_text import CHUNK, chunks, read
 from loopscope.tasks.letter_pairs import SETS, check_aligned, pairs
 from loopscope.tasks.letter_training import held, lookups, retold
 from loopscope.training.lm.words import UNKNOWN, write_words
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 
 
 @pytest.fixture(scope="module")

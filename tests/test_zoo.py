@@ -15,16 +15,15 @@ from torch import Tensor
 
 import loopscope
 from loopscope.errors import DamagedError, InputError
-from loopscope.maps import AffineMap, Dense, map_files
-from loopscope.model import LoopedTransformer
+from loopscope.maps import Dense
 from loopscope.store.artefacts import load_backbone, load_fit, name_of
 from loopscope.store.manifest import MANIFEST
-from loopscope.store.store import Artefact, Store
+from loopscope.store.store import Store
 from loopscope.store.zoo import VARIABLE, add, entries, find, open_zoo, readable_entries, verify, zoo_folder
+from tests.stores import bf16, everything_under, flip, put_backbone, put_fit
 from tests.tiny import tiny_map, tiny_model, tiny_tokens
 
 Refused = Callable[..., str]
-RESULT = {"selected": {"update": 15000, "score": [1.0]}, "digests": {}, "history": []}
 
 
 @pytest.fixture
@@ -35,48 +34,6 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def zoo(tmp_path: Path) -> Store:
     return Store(tmp_path / "zoo")
-
-
-def bf16(model: LoopedTransformer) -> dict[str, Tensor]:
-    return {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-
-
-def put_backbone(
-    store: Store,
-    seed: int = 3,
-    model: LoopedTransformer | None = None,
-    tensors: dict[str, Tensor] | None = None,
-    settings: dict[str, Any] | None = None,
-    result: object = RESULT,
-    **recipe: object,
-) -> Artefact:
-    """A backbone as training writes it: tiny, random, and with parts replaced if asked."""
-    model = model or tiny_model(seed=seed)
-    settings = model.config.to_dict() if settings is None else settings
-    with store.write("backbone", {"recipe": {"name": "d8l6", "model": settings, **recipe}, "seed": seed}) as draft:
-        draft.tensors("weights.safetensors", bf16(model) if tensors is None else tensors)
-        draft.json("result.json", result)
-    return draft.artefact
-
-
-def put_fit(store: Store, backbone: Artefact | str, fit: int = 1, step: AffineMap | None = None) -> Artefact:
-    """A map as training writes it."""
-    with store.write("map", {"recipe": {"name": "one"}, "fit": fit}, {"backbone": backbone}) as draft:
-        for name, data in map_files(step or tiny_map(fit)).items():
-            draft.bytes(name, data)
-        draft.json("result.json", {"selected": {"update": 1200, "score": [0.98765, 0.5]}})
-    return draft.artefact
-
-
-def flip(path: Path) -> None:
-    """One bit of the last byte."""
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def everything_under(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # Names ----------------------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from loopscope.cli.stores import StoreFolder, store_to_be
 from loopscope.cli.training import Device
 
 if TYPE_CHECKING:
+    from loopscope.quantity import Quantity
     from loopscope.store.store import Store
     from loopscope.studies.language.records import LanguageSubject
-    from loopscope.studies.records import Record, Row
+    from loopscope.studies.records import Record
 
 test_app = typer.Typer(
     no_args_is_help=True,
@@ -168,7 +169,7 @@ def print_record(record: Record) -> None:
     from loopscope.studies.language.tables import tables
 
     for table in tables(record):
-        if rows := [(row.name, *_numbers(row)) for row in table.rows]:
+        if rows := [(row.label, *_numbers(row)) for row in table.rows]:
             print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
         if table.note:
             say(table.note)
@@ -176,9 +177,9 @@ def print_record(record: Record) -> None:
         say(f"The map is {provenance}.")
 
 
-def _numbers(row: Row) -> tuple[str, str, str, str]:
+def _numbers(row: Quantity) -> tuple[str, str, str, str]:
     each = row.estimate
-    paper = "" if row.paper is None else f"{100 * row.paper:.1f}"
+    paper = "" if row.published is None else f"{100 * row.published:.1f}"
     return f"{100 * each.value:.1f}", f"{100 * each.low:.1f}..{100 * each.high:.1f}", f"{row.n:,}", paper
 
 

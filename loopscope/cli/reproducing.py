@@ -19,8 +19,8 @@ from loopscope.errors import InputError, nearest
 if TYPE_CHECKING:
     from loopscope.studies.claims import Verdict
     from loopscope.studies.evidence import Evidence
+    from loopscope.studies.experiment import Cohort, Experiment
     from loopscope.studies.records import Record
-    from loopscope.studies.registry import Cohort, Experiment
 
 Results = Annotated[
     Path | None, typer.Option(help="Folder with the stored records; default: those in results/ of the checkout.")
@@ -192,7 +192,7 @@ def _quick(
     """Measure on the zoo's weights.  InputError for what was asked for by name and cannot be done on any of them."""
     from loopscope.store.store import Store
     from loopscope.store.zoo import open_zoo
-    from loopscope.studies.registry import selection
+    from loopscope.studies.graph_walk.experiments import selection
     from loopscope.studies.runner import carry_out, steps
     from loopscope.training.cohort.jobs import pick_device
 

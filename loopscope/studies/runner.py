@@ -15,7 +15,10 @@ import torch
 
 from loopscope.store.artefacts import BACKBONE, MAP, name_of, recipe_of
 from loopscope.store.store import Artefact, Store
-from loopscope.studies.layouts import LAYOUTS
+from loopscope.studies.experiment import Cohort, Experiment, Profile
+from loopscope.studies.graph_walk.experiments import TRAJECTORIES, selection
+from loopscope.studies.graph_walk.selection import MECHANISM, Selection
+from loopscope.studies.layouts import layout_of
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.studies.records import (
     PIECE,
@@ -29,17 +32,7 @@ from loopscope.studies.records import (
     load,
     save,
 )
-from loopscope.studies.registry import (
-    COHORTS,
-    EXPERIMENTS,
-    MECHANISM,
-    TRAJECTORIES,
-    Cohort,
-    Experiment,
-    Profile,
-    Selection,
-    selection,
-)
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.subject import Meter, Subject, load_subject
 from loopscope.studies.training_logs import keep
 from loopscope.training.cohort.jobs import Settings, fit, train
@@ -125,7 +118,7 @@ def measured(step: Step, subject: Subject, weights: Store, store: Store, log: Lo
     name = step.experiment.name
     known = store.find(RECORD, config_of(name, subject.name, step.settings), inputs)
     if known is not None:
-        return load(known, LAYOUTS.get(name))
+        return load(known, layout_of(step.experiment))
     pieces = step.experiment.pieces
     cuts = [] if pieces is None else pieces.cut(step.settings)
     if pieces is None or len(cuts) < 2:
@@ -149,7 +142,7 @@ def _piece(
     """One piece of a long record, found in the store or made."""
     known = store.find(PIECE, config_of(experiment.name, subject.name, settings), inputs)
     if known is not None:
-        return load(known, LAYOUTS.get(experiment.name))
+        return load(known, layout_of(experiment))
     predictions, cost = _measure(experiment, subject, settings)
     record = Record(experiment.name, Facts.of(subject), predictions, settings, cost, raw=experiment.raw)
     save(store, record, inputs, subject.device, PIECE)
@@ -223,7 +216,7 @@ def _select(cohort: Cohort, store: Store, device: torch.device, log: Log) -> tup
         return Selection(()), []
     todo = steps(store, [cohort], [native], Selection(()), "paper")
     found = list(carry_out(todo, store, store, device, log))
-    return selection(found), found
+    return selection(found, cohort), found
 
 
 def export(records: Store, results: Store) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loopscope.tasks import antonyms
 from loopscope.tasks.antonyms import PAIRS, PARTNER
-from tests.test_antonyms import by_stack
+from tests.planted.antonyms import by_stack
 
 WORDS = sorted(PARTNER)
 word_lists = st.lists(st.sampled_from(WORDS), max_size=30).map(tuple)

@@ -7,23 +7,22 @@ from dataclasses import replace
 
 from loopscope.studies.claims import Verdict
 from loopscope.studies.evidence import Evidence, in_short
-from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
-from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.records import Record
-from loopscope.studies.registry import (
-    CHAINS,
-    COHORTS,
+from loopscope.studies.graph_walk.experiments import (
     CONTINUATION,
     CROSSING,
     LASTING,
     MATCHED,
-    PARITY,
-    PARITY_EXACT,
     SELECTING,
     SWITCHING,
     TARGETS,
     TRAJECTORIES,
 )
+from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
+from loopscope.studies.records import Record
+from loopscope.studies.registry import COHORTS
+from loopscope.studies.relations.experiments import CHAINS
 from loopscope.studies.report.composing import ASKED, composition_section
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
 from loopscope.studies.report.extrapolation import chains_section, continuation_section
