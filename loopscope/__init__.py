@@ -1,15 +1,14 @@
 """Loopscope: read, steer and patch looped transformers.
 
-    from loopscope import F, J, run
+    from loopscope import F, J, grid, load, load_map, run, sweep
 
 The names below are the public surface; each is loaded from its module when first used, so that importing the package
-costs nothing.
+costs nothing.  Rooms have more: `loopscope.execute`, `measure`, `models`, `store`, `tasks`, `training`.
 """
 
-from __future__ import annotations
-
-import importlib
 from typing import TYPE_CHECKING
+
+from loopscope.lazy import exports
 
 __version__ = "0.1.0"
 
@@ -17,15 +16,16 @@ if TYPE_CHECKING:
     from loopscope.address import Address as Address
     from loopscope.address import Site as Site
     from loopscope.address import grid as grid
-    from loopscope.execute.conformity import check_model as check_model
-    from loopscope.execute.executor import Result as Result
-    from loopscope.execute.executor import Sweep as Sweep
-    from loopscope.execute.executor import run as run
-    from loopscope.execute.executor import sweep as sweep
+    from loopscope.execute import Result as Result
+    from loopscope.execute import Sweep as Sweep
+    from loopscope.execute import check_model as check_model
+    from loopscope.execute import run as run
+    from loopscope.execute import sweep as sweep
+    from loopscope.loading import load as load
+    from loopscope.loading import load_map as load_map
     from loopscope.maps import Dense as Dense
     from loopscope.maps import DiagonalLowRank as DiagonalLowRank
     from loopscope.maps import ResidualLowRank as ResidualLowRank
-    from loopscope.maps import load_map as load_map
     from loopscope.maps import save_map as save_map
     from loopscope.model import LoopedTransformer as LoopedTransformer
     from loopscope.model import ModelConfig as ModelConfig
@@ -38,25 +38,19 @@ if TYPE_CHECKING:
     from loopscope.program import Program as Program
     from loopscope.program import Run as Run
     from loopscope.program import h as h
-    from loopscope.store.artefacts import load_backbone as load_backbone
-    from loopscope.store.artefacts import load_fit as load_fit
-    from loopscope.store.store import Store as Store
+    from loopscope.store import Store as Store
+    from loopscope.store import load_backbone as load_backbone
+    from loopscope.store import load_fit as load_fit
 
-_HOMES = {
-    "address": ("Address", "Site", "grid"),
-    "store.artefacts": ("load_backbone", "load_fit"),
-    "execute.conformity": ("check_model",),
-    "execute.executor": ("Result", "Sweep", "run", "sweep"),
-    "maps": ("Dense", "DiagonalLowRank", "ResidualLowRank", "load_map", "save_map"),
-    "model": ("LoopedTransformer", "ModelConfig", "graph_walk_config", "parity_config", "relations_config"),
-    "program": ("F", "Given", "J", "Program", "Run", "h"),
-    "store.store": ("Store",),
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'loopscope' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"loopscope.{_HOME[name]}"), name)
+__all__, __getattr__ = exports(
+    __name__,
+    {
+        "address": ("Address", "Site", "grid"),
+        "execute": ("Result", "Sweep", "check_model", "run", "sweep"),
+        "loading": ("load", "load_map"),
+        "maps": ("Dense", "DiagonalLowRank", "ResidualLowRank", "save_map"),
+        "model": ("LoopedTransformer", "ModelConfig", "graph_walk_config", "parity_config", "relations_config"),
+        "program": ("F", "Given", "J", "Program", "Run", "h"),
+        "store": ("Store", "load_backbone", "load_fit"),
+    },
+)

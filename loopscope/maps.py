@@ -178,13 +178,13 @@ def make_map(family: str, **settings: Any) -> AffineMap:
     return FAMILIES[family](**settings)
 
 
-def save_map(step: AffineMap, folder: str | Path, beside: Files = NONE) -> None:
+def save_map(steering_map: AffineMap, folder: str | Path, beside: Files = NONE) -> None:
     """Write a map, and files `beside` it, as a new folder, complete or not at all.
 
     Refuses a map with NaN, and a folder that exists.
     """
     folder = Path(folder)
-    files = map_files(step, beside)
+    files = map_files(steering_map, beside)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists already; a saved map is never overwritten")
     if not folder.parent.is_dir():
@@ -194,19 +194,19 @@ def save_map(step: AffineMap, folder: str | Path, beside: Files = NONE) -> None:
             write_synced(draft / name, data)
 
 
-def map_files(step: AffineMap, beside: Files = NONE) -> dict[str, bytes]:
+def map_files(steering_map: AffineMap, beside: Files = NONE) -> dict[str, bytes]:
     """The files of a saved map by name, `beside` among them; InputError for a map with NaN or infinity.
 
     The config has the SHA-256 of all others, so that files beside a map are checked with it.
     """
-    files = {WEIGHTS_FILE: _weights(step), **beside}
-    config = _described(step, FORMAT) | {SUMS: {name: _sha256(data) for name, data in files.items()}}
+    files = {WEIGHTS_FILE: _weights(steering_map), **beside}
+    config = _described(steering_map, FORMAT) | {SUMS: {name: _sha256(data) for name, data in files.items()}}
     return {**files, CONFIG_FILE: _as_text({**config, DIGEST: digest(config)})}
 
 
-def map_key(step: AffineMap) -> str:
+def map_key(steering_map: AffineMap) -> str:
     """What a map is known by in records: SHA-256 over its weights and settings, as the files of format 1 held them."""
-    return _key(_as_text(_described(step, 1)), _sha256(_weights(step)))
+    return _key(_as_text(_described(steering_map, 1)), _sha256(_weights(steering_map)))
 
 
 def saved_map_key(config: bytes, weights: str) -> str:
@@ -228,14 +228,14 @@ def _key(config: bytes, weights: str) -> str:
     return _sha256("".join(f"{name} {sha256}\n" for name, sha256 in sorted(hashes.items())).encode())
 
 
-def _weights(step: AffineMap) -> bytes:
-    if bad := not_finite(step):
+def _weights(steering_map: AffineMap) -> bytes:
+    if bad := not_finite(steering_map):
         raise InputError(f"map holds NaN or infinity in {bad}")
-    return serialize({name: p.detach().cpu().contiguous() for name, p in step.named_parameters()})
+    return serialize({name: p.detach().cpu().contiguous() for name, p in steering_map.named_parameters()})
 
 
-def _described(step: AffineMap, written: int) -> dict[str, Any]:
-    return {"peft_type": PEFT_TYPE, "format": written, "family": step.family, **step.settings()}
+def _described(steering_map: AffineMap, written: int) -> dict[str, Any]:
+    return {"peft_type": PEFT_TYPE, "format": written, "family": steering_map.family, **steering_map.settings()}
 
 
 def _as_text(config: Mapping[str, Any]) -> bytes:
@@ -263,24 +263,24 @@ def load_map(folder: str | Path) -> AffineMap:
     for name, promised in config.get(SUMS, {}).items():
         if (found := _sha256(weights if name == WEIGHTS_FILE else read(folder / name, limit=JSON_LIMIT))) != promised:
             raise damaged(folder / name, f"SHA-256 {promised}", found)
-    step = _empty_map(config_file, config)
+    steering_map = _empty_map(config_file, config)
     tensors = parse_tensors(weights, weights_file)
-    for name, parameter in step.named_parameters():
+    for name, parameter in steering_map.named_parameters():
         shape = tuple(tensors[name].shape) if name in tensors else "nothing"
         if shape != tuple(parameter.shape):
             raise DamagedError(f"{weights_file}: expected {name} of shape {tuple(parameter.shape)}, found {shape}")
-    if extra := set(tensors) - {name for name, _ in step.named_parameters()}:
+    if extra := set(tensors) - {name for name, _ in steering_map.named_parameters()}:
         raise DamagedError(f"{weights_file}: expected no tensor {min(extra)!r}")
     types = {tensor.dtype for tensor in tensors.values()}
     if len(types) > 1 or tensors["b"].dtype not in STATES:
         raise DamagedError(
             f"{weights_file}: expected one floating point type, found {', '.join(sorted(map(str, types)))}"
         )
-    step = step.to_empty(device="cpu").to(tensors["b"].dtype)
-    step.load_state_dict(tensors)
-    if bad := not_finite(step):
+    steering_map = steering_map.to_empty(device="cpu").to(tensors["b"].dtype)
+    steering_map.load_state_dict(tensors)
+    if bad := not_finite(steering_map):
         raise DamagedError(f"{weights_file} holds NaN or infinity in {bad}")
-    return step
+    return steering_map
 
 
 def _read_config(config_file: Path) -> dict[str, Any]:
@@ -329,6 +329,6 @@ def _generator(seed: int | None) -> torch.Generator | None:
     return None if seed is None else torch.Generator().manual_seed(seed)
 
 
-def not_finite(step: nn.Module) -> str | None:
+def not_finite(module: nn.Module) -> str | None:
     """Name of the first parameter that holds NaN or infinity, if there is one."""
-    return next((name for name, parameter in step.named_parameters() if has_bad(parameter)), None)
+    return next((name for name, parameter in module.named_parameters() if has_bad(parameter)), None)

@@ -9,7 +9,7 @@ import torch
 
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap, load_map
-from loopscope.measure.replies import KEPT, WENT_ON, answers_name, as_bytes, as_texts, asked, replies, together
+from loopscope.measure.replies import KEPT, WENT_ON, answers_name, as_bytes, as_texts, ask, asked, together
 from loopscope.models.decoding import generate
 from loopscope.models.folders import load
 from loopscope.models.passes import LanguageModel
@@ -38,7 +38,7 @@ def test_replies_in_batches_are_those_of_each_alone(at: At) -> None:
     model, tokenizer, step = at
     questions = ["hot cold", "near", "hot cold", "Alice letter Bob . Carol 1 2 3", "wet dry fast"]
     program = Program.parse("F J:x F")
-    said = replies(model, tokenizer, questions, program, new=5, maps={"x": step}, batch=2)
+    said = ask(model, tokenizer, questions, program, new=5, maps={"x": step}, batch=2)
     assert len(set(said)) > 1
     for question, text in zip(questions, said, strict=True):
         tokens = torch.tensor([asked(tokenizer, question)])
@@ -46,7 +46,7 @@ def test_replies_in_batches_are_those_of_each_alone(at: At) -> None:
         assert text == tokenizer.decode(alone) + (WENT_ON if len(alone) == 5 else "")
     assert said[0] == said[2]
     with pytest.raises(InputError, match="a batch has at least 1 question"):
-        replies(model, tokenizer, questions, program, new=5, batch=0)
+        ask(model, tokenizer, questions, program, new=5, batch=0)
 
 
 def test_a_reply_that_went_on_is_never_a_whole_answer() -> None:
@@ -94,9 +94,9 @@ def test_a_map_for_more_loops_is_compared_with_the_backbone_as_it_was_trained(at
     model = load(tmp_path / "model", loops=6).double()
     found = antonym_tests.measure_depths(model, tokenizer, step, sequences=3, batch=8)
     asked_for = [request.prompt for request in antonym_tests.depth_requests(5, 3)]
-    native, further = (replies(model, tokenizer, asked_for, F**loops, new=16, batch=8) for loops in (4, 6))
+    native, further = (ask(model, tokenizer, asked_for, F**loops, new=16, batch=8) for loops in (4, 6))
     assert as_texts(found["template 5, no map"]) == as_texts(as_bytes(native)) != as_texts(as_bytes(further))
-    steered = replies(model, tokenizer, asked_for, after_each("x", 6), new=16, maps={"x": step}, batch=8)
+    steered = ask(model, tokenizer, asked_for, after_each("x", 6), new=16, maps={"x": step}, batch=8)
     assert as_texts(found["template 5, J"]) == as_texts(as_bytes(steered))
 
 

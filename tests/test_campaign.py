@@ -18,11 +18,14 @@ from loopscope.errors import DamagedError, InputError
 from loopscope.store.artefacts import BACKBONE, MAP, RESULT, name_of
 from loopscope.store.store import Store
 from loopscope.store.zoo import open_zoo
-from loopscope.studies import registry as suite
 from loopscope.studies import runner as campaign
+from loopscope.studies.experiment import Cohort, Experiment, Pieces
+from loopscope.studies.graph_walk import experiments as graph_walk
 from loopscope.studies.graph_walk import targets, trajectories
+from loopscope.studies.graph_walk.experiments import TRAJECTORIES
+from loopscope.studies.graph_walk.selection import Role, Selection
 from loopscope.studies.records import PIECE, RECORD, Predictions, Record, load, records
-from loopscope.studies.registry import COHORTS, EXPERIMENTS, TRAJECTORIES, Cohort, Experiment, Role, Selection
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import Step, carry_out, export, from_nothing, steps
 from loopscope.studies.subject import Subject
 from loopscope.studies.training_logs import histories
@@ -212,7 +215,7 @@ def test_a_long_record_is_measured_in_pieces_and_loses_one_at_most(store: Store)
         done.append(settings)
         return {"tiny-test": {"part": torch.tensor([settings.get("part", -1)])}}
 
-    long = replace(experiment("long", measure, {"parts": 3}), pieces=suite.Pieces(cut, join), raw=True)
+    long = replace(experiment("long", measure, {"parts": 3}), pieces=Pieces(cut, join), raw=True)
     told: list[str] = []
     with pytest.raises(BrokenError):
         list(carry_out(todo(long), open_zoo(), store, CPU, told.append))
@@ -228,7 +231,7 @@ def test_a_long_record_is_measured_in_pieces_and_loses_one_at_most(store: Store)
     assert (len(done), again.predictions["tiny-test"]["all"].tolist()) == (3, [0, 1, 2])
     assert (len(records(store)), export(store, Store(store.root / "other"))) == (1, 1)  # pieces are no records
 
-    short = replace(experiment("short", measure, {"parts": 1}), pieces=suite.Pieces(cut, join), raw=True)
+    short = replace(experiment("short", measure, {"parts": 1}), pieces=Pieces(cut, join), raw=True)
     list(carry_out(todo(short), open_zoo(), store, CPU))
     assert (done[-1], len(store.every(PIECE))) == ({"parts": 1}, 3)  # nothing is cut into one
 
@@ -384,9 +387,8 @@ def toys(store: Store, monkeypatch: pytest.MonkeyPatch) -> Toys:
     monkeypatch.setattr(campaign, "backbone_recipe", backbone_recipe)
     monkeypatch.setattr(campaign, "map_recipe", map_recipe)
     monkeypatch.setitem(COHORTS, "mechanism", cohort)
-    made = Experiment(TRAJECTORIES, "?", ("mechanism",), native, suite._trajectories)
+    made = Experiment(TRAJECTORIES, "?", ("mechanism",), native, graph_walk._trajectories)
     monkeypatch.setitem(EXPERIMENTS, TRAJECTORIES, made)
-    monkeypatch.setattr(campaign, "LAYOUTS", {})  # these walks are on other graphs than those of the toys
     return Toys(cohort, native, Measuring(targets.measure), store)
 
 

@@ -66,7 +66,7 @@ def test_the_same_content_is_no_difference_however_it_is_stored(stores: tuple[St
     put(there, 1.0, "cpu two", packed=packed)
     assert differing(here, [there]) == differing(there, [here]) == []
     third = Store(here.root.parent / "third")
-    third.adopt(put(here, 1.0, "cpu one"), squeeze=["answers.safetensors"])  # other bytes than those of a draft
+    third.adopt(put(here, 1.0, "cpu one"), compress=["answers.safetensors"])  # other bytes than those of a draft
     assert differing(third, [here, there]) == []
 
 

@@ -27,8 +27,8 @@ def test_a_log_gets_a_line_every_half_minute(
             at(monkeypatch, now)
             shown.show("job", f"job {number} [stage]", 1000 * number, 20_000, "loss 0.5")
         at(monkeypatch, 100.0)
-        shown.tell("1/2 chains on relations-0 " + "x" * 200)
-        shown.tell("2/2")
+        shown.log("1/2 chains on relations-0 " + "x" * 200)
+        shown.log("2/2")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -39,8 +39,8 @@ def test_a_log_gets_a_line_every_half_minute(
 
 
 def test_a_short_command_leaves_no_word_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    with spinner() as tell:
-        tell("measuring")
+    with spinner() as log:
+        log("measuring")
     assert capsys.readouterr() == ("", "")
 
 
@@ -49,7 +49,7 @@ import time
 from loopscope.cli.display import display
 with display() as shown:
     shown.show("a", "first job", 3, 20, "loss 0.25")
-    shown.tell("measuring [this]")
+    shown.log("measuring [this]")
     time.sleep(0.5)
     shown.show("a", "first job, stage two", 15, 20, "loss 0.125")
     with shown.aside():

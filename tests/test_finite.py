@@ -14,7 +14,7 @@ from loopscope.errors import DamagedError, InputError, NotFiniteError
 from loopscope.execute.executor import run, sweep
 from loopscope.finite import Watch
 from loopscope.maps import Dense
-from loopscope.measure.readouts import readouts
+from loopscope.measure.readouts import read_loops
 from loopscope.models.decoding import generate
 from loopscope.models.folders import load
 from loopscope.models.ouro import OuroConfig
@@ -79,7 +79,7 @@ def test_attention_that_fused_kernels_lose_is_told(refused: Callable[..., str]) 
     for found in (
         refused(NotFiniteError, run, stack, tokens, "F2"),
         refused(NotFiniteError, lambda: generate(stack, tokens, "F2", new=2)),
-        refused(NotFiniteError, lambda: readouts(stack, tokens)),
+        refused(NotFiniteError, lambda: read_loops(stack, tokens)),
         refused(NotFiniteError, torch.no_grad()(lambda: states(stack, tokens, F**2))),
     ):
         assert "not finite from loop 1 layer 1 on, in float32" in found
@@ -99,10 +99,10 @@ def test_the_first_place_where_a_run_leaves_the_range_is_named(refused: Callable
     found = refused(NotFiniteError, run, stack, tokens, ["F3", "F"])
     assert "the numbers of the run are not finite from" in found
     assert "weights or maps too large" in found
-    assert refused(NotFiniteError, lambda: readouts(stack, tokens)).startswith(
+    assert refused(NotFiniteError, lambda: read_loops(stack, tokens)).startswith(
         "the numbers of 'F3' are not finite from loop 1 on"
     )
-    half = refused(NotFiniteError, lambda: readouts(overflowing().bfloat16(), tokens))
+    half = refused(NotFiniteError, lambda: read_loops(overflowing().bfloat16(), tokens))
     assert "in bfloat16; float32 holds more" in half
     assert NotFiniteError.exit_code == 2
 
@@ -123,7 +123,11 @@ def test_what_a_norm_would_hide_is_told(refused: Callable[..., str]) -> None:
     model, tokens = tiny_ouro(), torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(1e30)
-    for ask in (lambda: run(model, tokens, "F2"), lambda: readouts(model, tokens), lambda: states(model, tokens, F**2)):
+    for ask in (
+        lambda: run(model, tokens, "F2"),
+        lambda: read_loops(model, tokens),
+        lambda: states(model, tokens, F**2),
+    ):
         with torch.no_grad():
             assert "not finite from" in refused(NotFiniteError, ask)
 

@@ -14,9 +14,10 @@ from loopscope.store.store import Store
 from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import composition, switching
+from loopscope.studies.graph_walk.experiments import QUICK_PARTS
 from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record
-from loopscope.studies.registry import COHORTS, QUICK_PARTS
+from loopscope.studies.registry import COHORTS
 from loopscope.studies.report import composing
 from loopscope.studies.report import sections as graph_walks
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Grid, Report, Section

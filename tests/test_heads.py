@@ -13,7 +13,7 @@ import torch
 from loopscope.errors import InputError
 from loopscope.execute.executor import run
 from loopscope.measure import heads
-from loopscope.measure.heads import STEP, Heads, Selection, late_layers, select
+from loopscope.measure.heads import MAP_NAME, Heads, Selection, late_layers, select
 from loopscope.models.placement import between
 from loopscope.program import Call, F, Program, Run
 from loopscope.studies.letters.tests import discovery
@@ -26,7 +26,7 @@ FOUND = Heads(tuple((LATE, head) for head in CARRIERS))
 def selected() -> Selection:
     at = discovery(Words(), "discovery")
     told: list[str] = []
-    found = select(PlantedWalker(), raising(), *at, confirmation=discovery(Words(), "confirmation"), tell=told.append)
+    found = select(PlantedWalker(), raising(), *at, confirmation=discovery(Words(), "confirmation"), log=told.append)
     assert found is not None
     assert sum(int(line.split(", ")[-1].split()[0]) for line in told) == len(found.tried)  # every scope was announced
     return found
@@ -95,7 +95,7 @@ def test_the_planted_heads_are_found() -> None:
 def test_every_scope_that_was_tried_has_its_true_counts() -> None:
     """Each is run again alone."""
     model, (tokens, answers) = PlantedWalker(), discovery(Words(), "discovery")
-    plain, steered = F**4, between(STEP, 4)
+    plain, steered = F**4, between(MAP_NAME, 4)
     for each in (each for each in selected().tried if each.step != "confirmation"):
         scope = Heads.parse(each.heads)
         for onto, source, right, likely in (
@@ -103,7 +103,7 @@ def test_every_scope_that_was_tried_has_its_true_counts() -> None:
             (steered, plain, each.damaged, each.damage),
         ):
             program = scope.patch(onto, "pattern", Run(source), each.loops)
-            logits = run(model, tokens, program, maps={STEP: raising()})[program].logits[:, 0]
+            logits = run(model, tokens, program, maps={MAP_NAME: raising()})[program].logits[:, 0]
             assert int((logits.argmax(-1) == answers).sum()) == right
             assert float(logits.softmax(-1).gather(1, answers[:, None]).mean()) == pytest.approx(likely)
         assert each.passed == (each.rescued >= 8 * 0.9 and each.damaged <= 8 * 0.1)

@@ -17,7 +17,7 @@ import torch
 
 from loopscope.errors import DamagedError, InputError, LoopscopeError, NewerError
 from loopscope.store.artefacts import name_of
-from loopscope.store.compression import EXPANDED, expand, squeeze
+from loopscope.store.compression import EXPANDED, compress, expand
 from loopscope.store.contents import Artefact
 from loopscope.store.files import StoreError, append, locked, new_file, new_folder, read, sha256_of, write_synced
 from loopscope.store.manifest import HEADER_LIMIT, JSON_LIMIT, MANIFEST, MANIFEST_LIMIT, manifest_text, parse_tensors
@@ -213,7 +213,7 @@ def test_a_small_file_that_expands_far_is_damage(store: Store, refused: Refused)
 
 
 def test_an_xz_file_is_one_whole_stream_of_bounded_memory(tmp_path: Path, refused: Refused) -> None:
-    whole = squeeze(b"content" * 1000, "x")
+    whole = compress(b"content" * 1000, "x")
     assert expand(whole, tmp_path) == b"content" * 1000
     assert "the beginning of one" in refused(DamagedError, expand, whole[:-5], tmp_path)
     assert "4 bytes behind it" in refused(DamagedError, expand, whole + b"more", tmp_path)
@@ -224,10 +224,9 @@ def test_an_xz_file_is_one_whole_stream_of_bounded_memory(tmp_path: Path, refuse
 
 
 def test_what_would_not_be_read_again_is_not_written(store: Store, refused: Refused, monkeypatch) -> None:
-    from loopscope.store import compression as squeezed
-    from loopscope.store import contents, manifest
+    from loopscope.store import compression, contents, manifest
 
-    monkeypatch.setattr(squeezed, "EXPANDED", 1000)
+    monkeypatch.setattr(compression, "EXPANDED", 1000)
     monkeypatch.setattr(contents, "JSON_LIMIT", 5000)
     monkeypatch.setattr(contents, "HEADER_LIMIT", 1000)
     monkeypatch.setattr(manifest, "MANIFEST_LIMIT", 3000)
@@ -396,7 +395,7 @@ def begun(store: Store) -> tuple[Any, Artefact]:
 def test_a_checkpoint_that_is_none_is_told_and_passed_over(store: Store, config: dict[str, Any]) -> None:
     bad = put(store, config, kind="checkpoint")
     told: list[str] = []
-    jobs.train(toy_walk(updates=2), [0], store, settings_of(tell=told.append))
+    jobs.train(toy_walk(updates=2), [0], store, settings_of(log=told.append))
     assert len(told) == 1
     assert told[0].startswith(f"a checkpoint is passed over: {bad.folder / MANIFEST}: expected job, stage and update, ")
     assert "\n" not in told[0]
@@ -438,7 +437,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_trainer_as_it_was(
     recipe, made = begun(store)
     forged(store, made, change)
     told: list[str] = []
-    done = jobs.train(recipe, [0], store, settings_of(tell=told.append))
+    done = jobs.train(recipe, [0], store, settings_of(log=told.append))
     assert done == jobs.train(recipe, [0], Store(tmp_path / "whole"), settings_of())
     assert len(told) == 1
     assert says in told[0]

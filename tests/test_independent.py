@@ -34,8 +34,9 @@ from loopscope.studies.graph_walk.independent import (
     headline,
     measure,
 )
+from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.records import Facts
-from loopscope.studies.registry import COHORTS, EXPERIMENTS, Selection
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.subject import Subject, Walks, load_subject
 from tests.planted.composition import planted
 

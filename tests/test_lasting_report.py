@@ -16,9 +16,9 @@ from loopscope.store.store import Store
 from loopscope.studies.claims import ROWS, decide
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.graph_walk.composition import INDEPENDENT
+from loopscope.studies.graph_walk.experiments import LASTING, QUICK_LASTING
 from loopscope.studies.graph_walk.lasting import FAMILIES, MARKS, Counted, tables
 from loopscope.studies.records import Facts, Predictions, Record, records, save
-from loopscope.studies.registry import LASTING, QUICK_LASTING
 from loopscope.studies.report.contents import Listing, Report, Section
 from loopscope.studies.report.lasting import accuracy, aim, checks, limiting, measured
 from loopscope.studies.report.page import write_page

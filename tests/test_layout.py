@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config
-from loopscope.studies.recipes import tiny
+from loopscope.studies.graph_walk.recipes import tiny
 from loopscope.tasks.graph_walk import GraphWalk
 from loopscope.training.cohort import ops
 from loopscope.training.cohort.cohort import Cohort

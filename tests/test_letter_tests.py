@@ -11,7 +11,7 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
-from loopscope.measure.heads import STEP, Heads
+from loopscope.measure.heads import MAP_NAME, Heads
 from loopscope.measure.replies import asked
 from loopscope.studies.letters.tests import (
     BASE,
@@ -174,7 +174,7 @@ def test_random_weights_obey_the_identities_and_the_plain_run(test: str) -> None
     }
     inputs = {name: question_tokens(Words(), each) for name, each in letters.items()}
     for name, row in conditions(test, 3, at.chosen).items():
-        h = plain_run(at.model, inputs, row.program, maps={STEP: at.step}, name=row.input).states
+        h = plain_run(at.model, inputs, row.program, maps={MAP_NAME: at.step}, name=row.input).states
         said = []
         for point in ("h1", "h2", "h3"):
             best = at.model.read(h[point][:, -1]).argmax(-1).tolist()

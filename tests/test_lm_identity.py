@@ -236,7 +236,7 @@ def test_a_map_that_was_fitted_with_another_boundary_wants_it(tmp_path: Path, re
     recipe = small("antonym-map", "updates=1", "rank=4", "boundary=norm")
     step = fit(folder, recipe, store, Settings(torch.device("cpu")), sources=sources()).folder
     assert "is run with boundary none; --any-map" in refused(InputError, load_language, folder, step)
-    assert load_language(folder, step, boundary="norm").provenance.told == "fitted to this model"
+    assert load_language(folder, step, boundary="norm").provenance.text == "fitted to this model"
     assert load_language(folder, step, any_map=True).provenance.misfit
 
 

@@ -20,7 +20,7 @@ from loopscope.maps import Dense, save_map
 from loopscope.measure import patching
 from loopscope.measure.patching import compare, places, plain_of, recover
 from loopscope.models.folders import load
-from loopscope.models.steering import InFull, load_step
+from loopscope.models.steering import InFull, load_steering_map
 from loopscope.models.text import load_tokenizer
 from tests.commands import loopscope
 from tests.model_folders import ouro_folder, stack_folder
@@ -241,14 +241,14 @@ def test_logits_that_are_not_finite_are_told() -> None:
 
 def test_a_map_keeps_its_precision_among_bf16_states(tmp_path: Path) -> None:
     save_map(ouro_map(), tmp_path / "map")
-    step = load_step(tmp_path / "map", tmp_path, 48)
+    step = load_steering_map(tmp_path / "map", tmp_path, 48)
     h = torch.randn(2, 3, 48, generator=torch.Generator().manual_seed(0))
     assert torch.equal(InFull(step)(h), step(h))
     low = h.bfloat16()
     assert torch.equal(InFull(step)(low), step(low.float()).bfloat16())
     assert not torch.equal(InFull(step)(low), ouro_map(dtype=torch.bfloat16)(low))
     with pytest.raises(InputError, match="is a map of width 48, but the states of"):
-        load_step(tmp_path / "map", tmp_path, 47)
+        load_steering_map(tmp_path / "map", tmp_path, 47)
 
 
 def test_bf16_is_near_fp32(capsys: pytest.CaptureFixture[str], ouro: str) -> None:

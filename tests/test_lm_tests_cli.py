@@ -98,7 +98,7 @@ def test_antonyms_and_iterations_are_recorded(command: Command, tmp_path: Path) 
 def test_iterations_are_asked_from_held_out_and_from_trained_starts(tmp_path: Path, models: Path) -> None:
     said: list[str] = []
     subject = load_language(models / "worded", models / "map")
-    made = measure_iterations(subject, Store(tmp_path), cases=1, tell=said.append)
+    made = measure_iterations(subject, Store(tmp_path), cases=1, log=said.append)
     assert {group: set(found) for group, found in made.predictions.items()} == {
         group: set(iteration_tests.branches()) for group in ("iterations", "trained-starts")
     }

@@ -15,8 +15,8 @@ from loopscope.execute.executor import run, sweep
 from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
 from loopscope.models.folders import build
-from loopscope.models.ouro import OuroConfig, RMSNorm, exit_probabilities, rotate, turned
-from loopscope.models.passes import LanguageModel, Turns, states
+from loopscope.models.ouro import OuroConfig, RMSNorm, angles_of, exit_probabilities, rotate
+from loopscope.models.passes import LanguageModel, RotaryAngles, states
 from loopscope.program import F, Run, as_program
 from tests.ouro_tiny import CONFIG, golden, ouro_map, tiny_ouro
 
@@ -208,13 +208,13 @@ def test_padding_does_not_move_an_example() -> None:
 def test_positions_count_real_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention sees distances, so that shifted positions would go unnoticed until a text nears the longest."""
     model, seen = tiny_ouro(), []
-    turns = model.turns
+    rotary_angles = model.rotary_angles
 
-    def noting(rows: Tensor, h: Tensor) -> Turns:
+    def noting(rows: Tensor, h: Tensor) -> RotaryAngles:
         seen.append(rows)
-        return turns(rows, h)
+        return rotary_angles(rows, h)
 
-    monkeypatch.setattr(model, "turns", noting)
+    monkeypatch.setattr(model, "rotary_angles", noting)
     with torch.no_grad():
         states(model, golden()["input_ids"], F**4, mask=golden()["padded.attention_mask"].bool())
     (rows,) = seen  # once for all layers and loops
@@ -223,7 +223,7 @@ def test_positions_count_real_rows_only(monkeypatch: pytest.MonkeyPatch) -> None
 
 def at(x: Tensor, rows: Tensor) -> Tensor:
     """x at these positions."""
-    return rotate(x, turned(rows, x.shape[-1], 1e6, x.dtype))
+    return rotate(x, angles_of(rows, x.shape[-1], 1e6, x.dtype))
 
 
 def test_turned_queries_and_keys_see_distances_only() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from loopscope.errors import InputError, NotFiniteError
 from loopscope.execute.executor import run
 from loopscope.measure import readouts as module
-from loopscope.measure.readouts import readouts, write_readouts, write_tensors
+from loopscope.measure.readouts import read_loops, write_readouts, write_tensors
 from loopscope.store.files import StoreError
 from tests.ouro_tiny import golden, tiny_ouro
 from tests.stack_tiny import tiny_stack
@@ -22,13 +22,13 @@ from tests.tiny import ROWS, tiny_tokens
 
 
 def test_logits_and_gates_of_every_loop_equal_the_public_code() -> None:
-    found = readouts(tiny_ouro(), golden()["input_ids"])
+    found = read_loops(tiny_ouro(), golden()["input_ids"])
     torch.testing.assert_close(found.logits, golden()["logits_by_loop"], rtol=0, atol=1e-5)
     torch.testing.assert_close(found.gates, golden()["gate_logits_by_loop"], rtol=0, atol=1e-5)
-    last = readouts(tiny_ouro(), golden()["input_ids"], loops=2, last=True)
+    last = read_loops(tiny_ouro(), golden()["input_ids"], loops=2, last=True)
     torch.testing.assert_close(last.logits, found.logits[:2, :, -1:], rtol=0, atol=1e-6)
     mask = golden()["padded.attention_mask"].bool()
-    padded = readouts(tiny_ouro(), golden()["input_ids"], mask=mask)
+    padded = read_loops(tiny_ouro(), golden()["input_ids"], mask=mask)
     expected = golden()["padded.logits_by_loop"]
     torch.testing.assert_close(padded.logits[:, mask], expected[:, mask], rtol=0, atol=1e-5)
 
@@ -36,7 +36,7 @@ def test_logits_and_gates_of_every_loop_equal_the_public_code() -> None:
 @pytest.mark.parametrize("boundary", ["none", "norm"])
 def test_a_stack_is_read_as_the_executor_reads_it(boundary: Any) -> None:
     stack, tokens = tiny_stack("llama", boundary), tiny_tokens(2)
-    found = readouts(stack, tokens)
+    found = read_loops(stack, tokens)
     trace = run(stack, tokens, "F3", read="calls", rows=range(ROWS))["F3"]
     assert found.gates is None
     for loop in (1, 2, 3):
@@ -44,7 +44,7 @@ def test_a_stack_is_read_as_the_executor_reads_it(boundary: Any) -> None:
 
 
 def test_the_likeliest_tokens_come_first() -> None:
-    found = readouts(tiny_ouro(), golden()["input_ids"])
+    found = read_loops(tiny_ouro(), golden()["input_ids"])
     ids, shares = found.top(3)
     last = golden()["logits_by_loop"][:, :, -1].softmax(-1)
     assert torch.equal(ids[..., 0], last.argmax(-1))
@@ -58,7 +58,7 @@ def test_the_likeliest_tokens_come_first() -> None:
 def test_a_file_holds_what_was_read(tmp_path: Path) -> None:
     file = tmp_path / "out.safetensors"
     for model in (tiny_ouro(), tiny_ouro(torch.bfloat16)):
-        found = readouts(model, golden()["input_ids"])
+        found = read_loops(model, golden()["input_ids"])
         write_readouts(file, found, force=True)  # the second replaces the first
         stored = load_file(file)
         assert stored["logits_by_loop"].shape == (4, 3, 13, 96)
@@ -73,7 +73,7 @@ def test_a_file_holds_what_was_read(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_what_was_there(
     tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = readouts(tiny_ouro(), golden()["input_ids"])
+    found = read_loops(tiny_ouro(), golden()["input_ids"])
     assert "there is no folder" in refused(InputError, write_readouts, tmp_path / "none" / "out", found)
     file = tmp_path / "out.safetensors"
     write_tensors(file, {"before": torch.zeros(2)})
@@ -103,6 +103,6 @@ def test_states_that_overflow_are_told(refused: Callable[..., str]) -> None:
         model.lm_head.weight[0, 0] = 1e38
         model.lm_head.weight[0, 1] = 3e38
         model.model.norm.weight[1] = 1e3
-    said = refused(NotFiniteError, readouts, model, golden()["input_ids"])
+    said = refused(NotFiniteError, read_loops, model, golden()["input_ids"])
     assert said.startswith("the numbers of 'F4' are not finite from the logits after loop 1 on, in float32; ")
-    assert "F0 does not exist" in refused(InputError, lambda: readouts(model, golden()["input_ids"], loops=0))
+    assert "F0 does not exist" in refused(InputError, lambda: read_loops(model, golden()["input_ids"], loops=0))

@@ -13,18 +13,14 @@ from loopscope.store.artefacts import BACKBONE, MAP, name_of
 from loopscope.store.manifest import artefact_key
 from loopscope.store.store import Artefact, Store
 from loopscope.store.zoo import find, open_zoo
+from loopscope.studies.experiment import Experiment
+from loopscope.studies.graph_walk.experiments import LASTING, selection
+from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.parity import exact as parity_exact
+from loopscope.studies.parity.experiments import PARITY_EXACT
 from loopscope.studies.recipes import map_recipe
 from loopscope.studies.records import RECORD, config_of, load, open_results
-from loopscope.studies.registry import (
-    COHORTS,
-    EXPERIMENTS,
-    LASTING,
-    PARITY_EXACT,
-    Experiment,
-    Selection,
-    selection,
-)
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import inputs_of, measured, steps
 from loopscope.studies.subject import Subject, load_subject
 from tests.toys import CPU

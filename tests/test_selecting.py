@@ -18,6 +18,7 @@ from loopscope.store.store import Store
 from loopscope.store.zoo import find, open_zoo
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import selecting
+from loopscope.studies.graph_walk.experiments import SELECTING
 from loopscope.studies.graph_walk.selecting import (
     DECIDING,
     Counted,
@@ -29,10 +30,11 @@ from loopscope.studies.graph_walk.selecting import (
     tables,
 )
 from loopscope.studies.graph_walk.selecting_judge import native_hops, select_moving, select_native
+from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.graph_walk.trajectories import Trajectory
 from loopscope.studies.recipes import map_recipe
 from loopscope.studies.records import Facts, Record, load, save
-from loopscope.studies.registry import COHORTS, EXPERIMENTS, SELECTING, Selection
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.report.selecting import selecting_section
 from loopscope.studies.runner import inputs_of, steps
 from loopscope.studies.subject import Subject, load_subject

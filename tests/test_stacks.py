@@ -248,7 +248,10 @@ def test_positions_are_worked_out_once_and_are_those_of_every_layer(kind: str) -
     h = torch.randn(2, 5, model.width, generator=torch.Generator().manual_seed(5))
     for rows in (torch.arange(3, 8), torch.tensor([[0, 0, 0, 1, 2], [4, 5, 6, 7, 8]])):
         for layer in model.layers:
-            alone, given = layer.project(h, rows, "qkv"), layer.project(h, cast("Any", model.turns(rows, h)), "qkv")
+            alone, given = (
+                layer.project(h, rows, "qkv"),
+                layer.project(h, cast("Any", model.rotary_angles(rows, h)), "qkv"),
+            )
             assert all(torch.equal(a, b) for a, b in zip(alone, given, strict=True))
 
 

@@ -785,7 +785,7 @@ def test_adopted_files_may_be_stored_compressed_and_are_read_by_their_own_names(
         draft.tensors("weights.safetensors", weights)
         draft.json("result.json", {"score": [1.0]})
         draft.bytes("notes.txt", b"as it is")
-    given = other.adopt(draft.artefact, squeeze=("weights.safetensors", "result.json", "not there"))
+    given = other.adopt(draft.artefact, compress=("weights.safetensors", "result.json", "not there"))
     assert given.key == draft.artefact.key
     assert set(given.manifest.files) == {"weights.safetensors.xz", "result.json.xz", "notes.txt"}
     assert replace(given.manifest, files={}) == replace(draft.artefact.manifest, files={})

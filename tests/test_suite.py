@@ -14,26 +14,13 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.program import F, J, Program
 from loopscope.store.zoo import open_zoo
+from loopscope.studies.experiment import PROFILES, Experiment, Profile
+from loopscope.studies.graph_walk.experiments import QUICK_GRAPHS, QUICK_LASTING, QUICK_PARTS, TRAJECTORIES, selection
+from loopscope.studies.graph_walk.selection import MECHANISM, Role, Selection, select
 from loopscope.studies.graph_walk.trajectories import Trajectory, increments
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.studies.records import Facts, Record
-from loopscope.studies.registry import (
-    COHORTS,
-    EXPERIMENTS,
-    MECHANISM,
-    PROFILES,
-    QUICK_GRAPHS,
-    QUICK_LASTING,
-    QUICK_PARTS,
-    TRAJECTORIES,
-    Experiment,
-    Profile,
-    Role,
-    Selection,
-    chosen,
-    select,
-    selection,
-)
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, chosen
 from loopscope.studies.subject import Subject, load_subject, walks
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population

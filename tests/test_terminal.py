@@ -63,7 +63,7 @@ def test_the_display_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
 
     shown = Display(Console(stderr=True))
     shown._due = 0.0
-    shown.tell(EVIL)
+    shown.log(EVIL)
     shown._due = 0.0
     shown.show("job", EVIL, 1, 2, EVIL)
     _, err = capsys.readouterr()

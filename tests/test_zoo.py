@@ -372,12 +372,12 @@ def test_a_map_brings_its_backbone(store: Store, zoo: Store) -> None:
     there = everything_under(store.root)
     copied = {path: data for path, data in everything_under(zoo.root).items() if not path.endswith(".lock")}
     assert len(copied) == 3 + 4
-    squeezed = {path for path in copied if path.endswith(".xz")}
-    assert len(squeezed) == 3  # weights and result of the backbone, result of the map
-    for path in squeezed:
+    compressed = {path for path in copied if path.endswith(".xz")}
+    assert len(compressed) == 3  # weights and result of the backbone, result of the map
+    for path in compressed:
         assert lzma.decompress(copied[path]) == there[path.removesuffix(".xz")]
     manifests = {path for path in copied if path.endswith("manifest.json")}  # which name the files
-    assert all(there[path] == copied[path] for path in copied.keys() - squeezed - manifests)
+    assert all(there[path] == copied[path] for path in copied.keys() - compressed - manifests)
     assert add(zoo, store, ["one-1@d8l6-2", added[0].key[:10]]) == added  # again: nothing changes
     assert add(zoo, store, ["d8l6-1"]) == entries(zoo)[:1]
 

@@ -22,8 +22,8 @@ def bench_patching(as_json: AsJson = False) -> None:
 
     from loopscope.cli.bench import patching as bench
 
-    with spinner() as tell:
-        timings = bench.bench_patching(tell)
+    with spinner() as log:
+        timings = bench.bench_patching(log)
     if as_json:
         machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
         return print_json({**machine, "cases": [asdict(t) for t in timings]})
@@ -47,8 +47,8 @@ def bench_train(
     from loopscope.training.cohort.jobs import pick_device
 
     chosen = pick_device(device)
-    with spinner() as tell:
-        machine, timings = bench_training(chosen, tell)
+    with spinner() as log:
+        machine, timings = bench_training(chosen, log)
     if as_json:
         return print_json({**asdict(machine), "cases": [asdict(t) for t in timings]})
     peak = f", bf16 peak {machine.peak_tflops:.0f} TFLOP/s" if machine.peak_tflops else ""
@@ -77,8 +77,8 @@ def bench_tune(
     from loopscope.training.cohort.jobs import pick_device
 
     asked, chosen = named(recipe, changes or ()), pick_device(device)
-    with spinner() as tell:
-        found = bench_tuning(folder, asked, chosen, tell=tell)
+    with spinner() as log:
+        found = bench_tuning(folder, asked, chosen, log=log)
     if as_json:
         return print_json({"recipe": recipe, "device": chosen.type, "ways": [asdict(each) for each in found]})
     print_table(

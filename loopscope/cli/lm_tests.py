@@ -27,8 +27,8 @@ test_app = typer.Typer(
 )
 lm_app.add_typer(test_app, name="test")
 
-Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer, chat template.")]
-MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J.")]
+Folder = Annotated[Path, typer.Argument(help="A model folder (with tokenizer and chat template), or a zoo name.")]
+MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J, or one of the zoo.")]
 Name = Annotated[str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")]
 Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: those of the map's fit, or the model's.")]
 Batch = Annotated[int, typer.Option(help="Questions at a time.")]
@@ -67,8 +67,8 @@ def lm_test_letters(
     check_letters(asked, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, tell):
-        made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, tell=tell)
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
+        made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, log=log)
     _show(made, as_json)
 
 
@@ -94,8 +94,8 @@ def lm_test_antonyms(
 
     readout_requests(supervision, sequences)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, tell):
-        made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, tell=tell)
+    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
+        made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, log=log)
     _show([made], as_json)
 
 
@@ -119,8 +119,8 @@ def lm_test_iterations(
 
     requests(cases)
     check_batch(batch)
-    with _at_work(folder, step, store, name, None, boundary, device, dtype, any_map) as (subject, target, tell):
-        made = measure_iterations(subject, target, cases=cases, batch=batch, tell=tell)
+    with _at_work(folder, step, store, name, None, boundary, device, dtype, any_map) as (subject, target, log):
+        made = measure_iterations(subject, target, cases=cases, batch=batch, log=log)
     _show([made], as_json)
 
 
@@ -136,20 +136,23 @@ def _at_work(
 ) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:  # fmt: skip
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
+    from loopscope.loading import language_folder, map_folder
     from loopscope.models.passes import precision_named
     from loopscope.studies.language.records import load_language
     from loopscope.training.cohort.jobs import pick_device
 
     ending = ending_named(boundary)
     precision = precision_named(dtype)
+    place = language_folder(folder)
+    called = folder.name if name is None and place != folder else name  # the folder of a zoo's model is called by a key
     target = store_to_be(store)
-    with spinner() as tell:
-        tell("loading")
+    with spinner() as log:
+        log("loading")
         subject = load_language(
-            folder, step, name=name, loops=loops, boundary=ending, device=pick_device(device), dtype=precision,
-            any_map=any_map,
+            place, map_folder(step), name=called, loops=loops, boundary=ending, device=pick_device(device),
+            dtype=precision, any_map=any_map,
         )  # fmt: skip
-        yield subject, target, tell
+        yield subject, target, log
 
 
 def _show(made: list[Record], as_json: bool) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from loopscope.training.lm.jobs import Finished, Settings
     from loopscope.training.lm.recipe import Recipe
 
-Folder = Annotated[Path, typer.Argument(help="A model folder: config.json, safetensors, tokenizer.")]
+Folder = Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")]
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
 Updates = Annotated[int | None, typer.Option(help="End after so many updates; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
@@ -138,9 +138,11 @@ def lm_finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
+    from loopscope.loading import language_folder
     from loopscope.models.folders import LOOPED
     from loopscope.training.lm.jobs import finetune
 
+    folder = language_folder(folder)
     kind = ending_named(boundary)
     parent_of(out)
     check_folder(out, ours=LOOPED)
@@ -165,8 +167,10 @@ def lm_fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
+    from loopscope.loading import language_folder
     from loopscope.training.lm.jobs import fit, save_fitted
 
+    folder = language_folder(folder)
     if out is not None:
         parent_of(out)
         check_folder(out)

@@ -96,20 +96,22 @@ def _model_config(name: str) -> ModelConfig:
 
 
 @maps_app.command("show")
-def maps_show(folder: Path, as_json: AsJson = False) -> None:
+def maps_show(
+    folder: Annotated[Path, typer.Argument(help="A saved map J, or one of the zoo.")], as_json: AsJson = False
+) -> None:
     """What a saved map is, and how far it is from the identity."""
     import torch
 
-    from loopscope.maps import load_map
+    from loopscope.loading import load_map
 
-    step = load_map(folder)
-    W, b = step.linear().detach().double(), step.b.detach().double()
-    singular = torch.linalg.svdvals(W - torch.eye(step.width, dtype=torch.float64))
+    shown = load_map(folder)
+    W, b = shown.linear().detach().double(), shown.b.detach().double()
+    singular = torch.linalg.svdvals(W - torch.eye(shown.width, dtype=torch.float64))
     report = {
         "folder": str(folder),
-        "family": step.family,
-        **step.settings(),
-        "parameters": sum(p.numel() for p in step.parameters()),
+        "family": shown.family,
+        **shown.settings(),
+        "parameters": sum(p.numel() for p in shown.parameters()),
         "distance_from_identity": float(singular.norm()),
         "largest_singular_values": [float(s) for s in singular[:5]],
         "bias_norm": float(b.norm()),

@@ -19,8 +19,8 @@ from loopscope.errors import InputError, nearest
 if TYPE_CHECKING:
     from loopscope.studies.claims import Verdict
     from loopscope.studies.evidence import Evidence
+    from loopscope.studies.experiment import Cohort, Experiment
     from loopscope.studies.records import Record
-    from loopscope.studies.registry import Cohort, Experiment
 
 Results = Annotated[
     Path | None, typer.Option(help="Folder with the stored records; default: those in results/ of the checkout.")
@@ -85,8 +85,8 @@ def claims(
     if markdown and as_json:
         raise InputError("--markdown and --json are two ways to print the ledger; give one")
     fresh = read(open_store(store)) if store is not None else []
-    with spinner() as tell:
-        tell("judging")
+    with spinner() as log:
+        log("judging")
         verdicts = decide(_evidence(_stored(results), fresh, results, store))
     if as_json:
         return print_json({"claims": [in_json(each) for each in verdicts]})
@@ -192,7 +192,7 @@ def _quick(
     """Measure on the zoo's weights.  InputError for what was asked for by name and cannot be done on any of them."""
     from loopscope.store.store import Store
     from loopscope.store.zoo import open_zoo
-    from loopscope.studies.registry import selection
+    from loopscope.studies.graph_walk.experiments import selection
     from loopscope.studies.runner import carry_out, steps
     from loopscope.training.cohort.jobs import pick_device
 
@@ -206,8 +206,8 @@ def _quick(
             f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)} for "
             f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
         )
-    with spinner() as tell:
-        return list(carry_out(todo, weights, Store(folder), pick_device(device), tell))
+    with spinner() as log:
+        return list(carry_out(todo, weights, Store(folder), pick_device(device), log))
 
 
 def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
@@ -244,9 +244,9 @@ def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
     quiet_transformers()
     from loopscope.studies.language import zoo as language_zoo
 
-    with spinner() as tell:
+    with spinner() as log:
         at = pick_device(device)
-        return list(language_zoo.walked(weights, Store(folder), at, language_zoo.PAIRS, tell))
+        return list(language_zoo.walked(weights, Store(folder), at, language_zoo.PAIRS, log))
 
 
 def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:
@@ -260,8 +260,8 @@ def _paper(
 ) -> list[Record]:
     from loopscope.studies.runner import from_nothing
 
-    with job(device, folder, save_every) as (store, settings, _, tell):
-        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, tell)]
+    with job(device, folder, save_every) as (store, settings, _, log):
+        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, log)]
 
 
 def _stored(folder: Path | None) -> list[Record]:
@@ -298,12 +298,12 @@ def _page(evidence: Evidence, out: Path, notes: Sequence[str] = ()) -> tuple[Pat
     from loopscope.studies.report.page import write_page
     from loopscope.studies.report.sections import report_of
 
-    with spinner() as tell:
-        tell("judging")
+    with spinner() as log:
+        log("judging")
         verdicts = decide(evidence)
-        report = report_of(evidence, verdicts, tell)
+        report = report_of(evidence, verdicts, log)
         report = replace(report, lead=(*report.lead, *notes))
-        return write_page(report, out, tell), verdicts
+        return write_page(report, out, log), verdicts
 
 
 def _range(numbers: tuple[int, ...]) -> str:

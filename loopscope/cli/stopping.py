@@ -39,7 +39,7 @@ def terminating() -> Iterator[None]:
 
 
 @contextmanager
-def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+def asked_to_stop(log: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Gives a function that says whether SIGINT or SIGTERM has come; the second of them acts as outside the block.
 
     Whoever is asked makes a checkpoint and raises KeyboardInterrupt, which leaves the block as `Terminated` if it was
@@ -50,7 +50,7 @@ def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     def ask(number: int, frame: object) -> None:
         asked.append(number)
         restore()
-        tell("interrupted: stops with a checkpoint as soon as it can, or at once if interrupted again")
+        log("interrupted: stops with a checkpoint as soon as it can, or at once if interrupted again")
 
     def restore() -> None:
         for number, handler in before.items():

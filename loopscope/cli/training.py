@@ -134,10 +134,10 @@ def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: 
 
     there, chosen = open_store(store), pick_device(device)
     found = []
-    with spinner() as tell:
+    with spinner() as log:
         for each in score_walks(there, chosen):
             found.append(each)
-            tell(f"{each.name} scored")
+            log(f"{each.name} scored")
     if as_json:
         return print_json({"scores": [asdict(each) for each in found]})
     print_table(
@@ -191,12 +191,12 @@ def _backbone(store: Store, name: str) -> Artefact:
 
 
 class Job(NamedTuple):
-    """What a command that trains works with; `tell` is for what it does besides."""
+    """What a command that trains works with; `log` is for what it does besides."""
 
     store: Store
     settings: Settings
     started: float
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
 
 
 @contextmanager
@@ -214,11 +214,11 @@ def job(device: str, folder: Path, save_every: float) -> Iterator[Job]:
             told = f"loss {mean:.4f}  score {_spread(now.scores)}  {now.per_second:.1f} updates/s"
             shown.show(now.job, f"{now.job} ({now.stage})", now.done, now.total, told)
 
-        def tell(line: str) -> None:
+        def log(line: str) -> None:
             note(f"loopscope: {line}")
 
-        settings = Settings(chosen, folder / "metrics", save_every, watch, tell, stop)
-        yield Job(store, settings, time.perf_counter(), shown.tell)
+        settings = Settings(chosen, folder / "metrics", save_every, watch, log, stop)
+        yield Job(store, settings, time.perf_counter(), shown.log)
 
 
 def _spread(scores: list[float]) -> str:

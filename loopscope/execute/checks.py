@@ -140,8 +140,8 @@ def check_names(
     for program in programs:
         visit(program, MAIN)
     for name in used:
-        step = maps[name]
-        if isinstance(step, nn.Module) and (bad := not_finite(step)):
+        steering_map = maps[name]
+        if isinstance(steering_map, nn.Module) and (bad := not_finite(steering_map)):
             raise InputError(f"map {name!r} holds NaN or infinity in its {bad}")
     return used
 
@@ -175,8 +175,8 @@ def check_kinds(
         try:
             h = model.embed(ends[:, None].expand(2, tokens.shape[1]).contiguous())
         except (IndexError, RuntimeError) as error:
-            told = f"tokens {low}..{high} of {name!r}, {tokens.shape[1]} in a row"
-            raise InputError(f"the model does not take {told}: {first_line(error)}") from None
+            text = f"tokens {low}..{high} of {name!r}, {tokens.shape[1]} in a row"
+            raise InputError(f"the model does not take {text}: {first_line(error)}") from None
         if low < 0:  # an index from the end, to some models
             raise InputError(f"token {low} of {name!r} does not exist: tokens are counted from 0 (nearest: 0)")
     for name, state in named[True].items():
@@ -186,11 +186,11 @@ def check_kinds(
             raise InputError(f"state {name!r} is {_dtype(state)}, which the model does not take") from None
         h = state
     row = h.new_zeros((1, 1, model.width))
-    for name, step in maps.items():
-        if not callable(step):
-            raise InputError(f"map {name!r} must be a function of states, not a {type(step).__name__}")
+    for name, steering_map in maps.items():
+        if not callable(steering_map):
+            raise InputError(f"map {name!r} must be a function of states, not a {type(steering_map).__name__}")
         try:
-            after = step(row)
+            after = steering_map(row)
         except RuntimeError as error:
             raise InputError(
                 f"map {name!r} does not take states of width {model.width}, {_dtype(row)}: {first_line(error)}"
@@ -200,7 +200,7 @@ def check_kinds(
         if after.shape != row.shape or after.dtype != row.dtype:
             found = f"{_dtype(after)} of width {after.shape[-1]}"
             raise InputError(f"map {name!r} turns {_dtype(row)} of width {model.width} into {found}")
-        check_map(name, step, row)
+        check_map(name, steering_map, row)
     for name, tensor in given.items():
         if tensor.dtype != row.dtype:
             raise InputError(f"tensor ${name} is {_dtype(tensor)}, but the states are {_dtype(row)}")

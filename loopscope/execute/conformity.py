@@ -3,7 +3,7 @@
 The executor computes rows apart from each other, counts heads and places patches by what a model says of itself.  One
 that mixes rows outside attention, counts its heads otherwise or does more than the protocol knows (an injection of the
 input in every call, layers before the loop) would give wrong numbers without an error.  So `run`, `sweep` and
-`lm.passes.states` look at every model once, when it is first used:
+`models.passes.states` look at every model once, when it is first used:
 
 - `embed` gives [B, T, width], and row r of it depends on token r alone;
 - `project` gives queries, keys and values [..., heads, R, head size], in every layer;
@@ -253,11 +253,11 @@ def _equal(name: str, one: Tensor, two: Tensor, given: Tensor, rule: str) -> Non
         raise InputError(f"{name} gives a row another value beside other rows, {apart:.3g} off; {rule}")
 
 
-def check_map(name: str, step: TokenMap, like: Float[Tensor, "*B d"]) -> None:
+def check_map(name: str, steering_map: TokenMap, like: Float[Tensor, "*B d"]) -> None:
     """InputError unless a map treats a row beside others, of its example and of another one, as it does alone."""
     x = torch.linspace(-1, 1, 4 * like.shape[-1], device=like.device).to(like.dtype).view(2, 2, -1)
-    alone = step(x[:1, 1:].clone())
-    _equal(f"map {name!r}", step(x.clone())[:1, 1:], alone, x, "a map must act on every row alone")
+    alone = steering_map(x[:1, 1:].clone())
+    _equal(f"map {name!r}", steering_map(x.clone())[:1, 1:], alone, x, "a map must act on every row alone")
 
 
 # The model's own forward ---------------------------------------------------------------------------------------------

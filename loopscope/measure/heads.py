@@ -39,14 +39,14 @@ from torch import Tensor
 from loopscope.address import Site
 from loopscope.errors import InputError
 from loopscope.execute.executor import run
-from loopscope.measure.replies import Tell
+from loopscope.measure.replies import Log
 from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import between
 from loopscope.program import Call, F, Patch, Program, Run, Source
 from loopscope.protocol import TokenMap
 
-STEP = "step"
-"""What programs call the map."""
+MAP_NAME = "step"
+"""What programs call the steering map."""
 
 KEEPS, LEAVES = 0.9, 0.1
 """Shares of the steered score: what rescue must keep, and what damage may leave if the unsteered run has no more."""
@@ -192,11 +192,17 @@ class _Bench:
     """Prompts of one length, the runs with and without the map, and what scopes do to them."""
 
     def __init__(
-        self, model: LanguageModel, step: TokenMap, loops: int, tokens: Int[Tensor, "B T"], answers: Int[Tensor, " B"],
-        tell: Tell,
+        self, model: LanguageModel, steering_map: TokenMap, loops: int, tokens: Int[Tensor, "B T"],
+        answers: Int[Tensor, " B"], log: Log,
     ) -> None:  # fmt: skip
-        self.model, self.maps, self.tokens, self.answers, self.tell = model, {STEP: step}, tokens, answers, tell
-        self.plain, self.steered = F**loops, between(STEP, loops)
+        self.model, self.maps, self.tokens, self.answers, self.log = (
+            model,
+            {MAP_NAME: steering_map},
+            tokens,
+            answers,
+            log,
+        )
+        self.plain, self.steered = F**loops, between(MAP_NAME, loops)
         self.every = self.used = tuple(range(2, loops + 1))
         self.forwards = 0.0
         self.tried: list[Tried] = []
@@ -209,7 +215,7 @@ class _Bench:
 
     def attempt(self, step: str, scopes: Sequence[Scope]) -> list[Tried]:
         """Try scopes, all at once."""
-        self.tell(f"{step}, {len(scopes)} scopes on {len(self.tokens)} prompts")
+        self.log(f"{step}, {len(scopes)} scopes on {len(self.tokens)} prompts")
         rescues = [heads.patch(self.plain, "pattern", Run(self.steered), loops) for heads, loops in scopes]
         damages = [heads.patch(self.steered, "pattern", Run(self.plain), loops) for heads, loops in scopes]
         scores = self._scores([*rescues, *damages])
@@ -238,25 +244,25 @@ class _Bench:
 
 def select(
     model: LanguageModel,
-    step: TokenMap,
+    steering_map: TokenMap,
     tokens: Int[Tensor, "B T"],
     answers: Int[Tensor, " B"],
     *,
     loops: int | None = None,
     confirmation: tuple[Int[Tensor, "C T"], Int[Tensor, " C"]] | None = None,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Selection | None:
     """Search as the module says; None where the map brings no more right answers, so that nothing can be rescued.
 
-    `tokens` are the discovery prompts, of one length; `answers` the first token of each answer; `step` is the map
-    before loops 2..L.  `tell` gets a line before every step of the search.
+    `tokens` are the discovery prompts, of one length; `answers` the first token of each answer; `steering_map`
+    stands before loops 2..L.  `log` gets a line before every step of the search.
 
     InputError as `execute.run`, and for a single loop, before which no map stands.
     """
     loops = model.loops if loops is None else loops
     if loops < 2:
         raise InputError(f"a map stands before loops 2..L; with {loops} loops there is none (nearest: 2)")
-    bench = _Bench(model, step, loops, tokens, answers, tell)
+    bench = _Bench(model, steering_map, loops, tokens, answers, log)
     if bench.steered_right <= bench.unsteered_right:
         return None
     late, steps = _late(bench)
@@ -272,7 +278,7 @@ def select(
         last, _ = bench.attempt("loops", [(leading[size - 1], (loops,)), (leading[size - 1], used[:-1])])
         used = (loops,) if last.passed else used
     if confirmation is not None:
-        check = _Bench(model, step, loops, *confirmation, tell)
+        check = _Bench(model, steering_map, loops, *confirmation, log)
         if not steps:
             (whole,) = check.attempt("confirmation, all", [(Heads.every(late, model.heads), used)])
             check.rescuable = whole.rescued

@@ -22,7 +22,7 @@ from loopscope.errors import InputError
 from loopscope.execute.checks import check_names
 from loopscope.execute.executor import check_programs, run, sweep
 from loopscope.execute.plan import MAIN, Sizes
-from loopscope.measure.replies import Tell
+from loopscope.measure.replies import Log
 from loopscope.models.passes import LanguageModel, check_length
 from loopscope.program import Call, Program, Run
 from loopscope.protocol import LoopedModel, TokenMap
@@ -167,14 +167,14 @@ def recover(
     maps: Mapping[str, TokenMap] | None = None,
     row: int = -1,
     name: Callable[[int], str] = str,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Recovery:
     """Patch `program` on each text at each address, one at a time, from the same program on the text's other.
 
     Errors as `execute.sweep`; InputError for a text whose answer is also its other's, as then there is nothing to move;
     `name` gives a token's name for that line.
     """
-    tell("reading both texts")
+    log("reading both texts")
     own, others = (
         run(model, each, program, maps=maps, rows=[row])[program].logits[:, 0].float() for each in (tokens, other)
     )
@@ -187,7 +187,7 @@ def recover(
         )
     recovered, named = [], []
     for start in range(0, len(addresses), AT_ONCE):
-        tell(f"{start} of {len(addresses)} places")
+        log(f"{start} of {len(addresses)} places")
         some = addresses[start : start + AT_ONCE]
         found = sweep(model, tokens, program, some, Run(program, OTHER), maps=maps, others={OTHER: other}, rows=[row])
         logits = found.logits[:, :, 0].float()

@@ -1,4 +1,4 @@
-"""What a language model would say after every loop: logits, the likeliest tokens, Ouro's exit gate.
+"""What a language model would say after every loop: logits, the likeliest tokens, an exit gate.
 
 The same head reads every loop's state, so that a text is read `loops` times over in one pass.
 """
@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from loopscope.finite import Watch
-from loopscope.models.ouro import Ouro
 from loopscope.models.passes import LanguageModel, states
 from loopscope.program import F
 from loopscope.protocol import device_of
@@ -28,7 +27,7 @@ from loopscope.store.outputs import MARK, write_file
 
 @dataclass(frozen=True)
 class Readouts:
-    """Logits after every loop, in float32; `gates` are Ouro's exit gates before their sigmoid, None for others.
+    """Logits after every loop, in float32; `gates` are exit gates before their sigmoid, None for a model without.
 
     `tokens` and `mask` are what was read; rows where the mask is False are padding, and their readouts mean nothing.
     """
@@ -45,7 +44,7 @@ class Readouts:
 
 
 @torch.no_grad()
-def readouts(
+def read_loops(
     model: LanguageModel,
     tokens: Int[Tensor, "B T"],
     *,
@@ -68,8 +67,8 @@ def readouts(
         h = found[f"h{loop}"][:, -1:] if last else found[f"h{loop}"]
         logits.append(model.read(h).float())
         watch.see(logits[-1], f"the logits after loop {loop}")
-        if isinstance(model, Ouro):
-            gates.append(model.gate_logits(h).float())
+        if (gate := model.gate_logits(h)) is not None:
+            gates.append(gate.float())
     watch.check(f"'{program}'", found["h0"].dtype)
     return Readouts(tokens, mask, torch.stack(logits), torch.stack(gates) if gates else None)
 
@@ -77,9 +76,9 @@ def readouts(
 def write_readouts(file: Path, found: Readouts, force: bool = False) -> None:
     """Write readouts as safetensors, a file that appears whole or not at all.
 
-    Tensors: `logits_by_loop` [loops, batch, tokens, vocabulary], `tokens`, `mask` (1 for real rows) and, for Ouro,
-    `gate_logits_by_loop` [loops, batch, tokens].  InputError where something is there, but for a file of ours with
-    `force`; StoreError where the file system refuses.
+    Tensors: `logits_by_loop` [loops, batch, tokens, vocabulary], `tokens`, `mask` (1 for real rows) and, for a model
+    with exit gates, `gate_logits_by_loop` [loops, batch, tokens].  InputError where something is there, but for a file
+    of ours with `force`; StoreError where the file system refuses.
     """
     tensors = {"logits_by_loop": found.logits, "tokens": found.tokens, "mask": found.mask.long()}
     if found.gates is not None:
@@ -94,11 +93,11 @@ def write_tensors(
 
     As `write_readouts`, whole or not at all.
     """
-    told = {MARK: json.dumps(dict(about or {}), sort_keys=True)}
+    metadata = {MARK: json.dumps(dict(about or {}), sort_keys=True)}
 
     def fill(draft: Path) -> None:
         try:
-            save_file({name: each.contiguous().cpu() for name, each in tensors.items()}, draft, told)
+            save_file({name: each.contiguous().cpu() for name, each in tensors.items()}, draft, metadata)
         except SafetensorError as error:  # how safetensors tells that the system refused
             raise StoreError(f"cannot write {file}: {first_line(error)}") from error
 

@@ -25,13 +25,13 @@ WENT_ON = "\N{HORIZONTAL ELLIPSIS}"
 KEPT = 96
 """Bytes of a reply that are kept, far more than any right answer has."""
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 """Takes a line on what is being done."""
 
 
-def under(name: str, tell: Tell) -> Tell:
+def under(name: str, log: Log) -> Log:
     """The same, with a name before every line."""
-    return lambda text: tell(f"{name}: {text}")
+    return lambda text: log(f"{name}: {text}")
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ def together(prompts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
     return torch.tensor(prompts)
 
 
-def replies(
+def ask(
     model: LanguageModel,
     tokenizer: Speaks,
     questions: Sequence[str],
@@ -81,7 +81,7 @@ def replies(
     maps: Mapping[str, TokenMap] | None = None,
     read: str = "last",
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> list[str]:
     """What is said to every question, in their order; each different question is asked once.
 
@@ -89,7 +89,7 @@ def replies(
     `decoding.generate`.  InputError for an empty batch, and as `generate`.
     """
     prompts = {question: asked(tokenizer, question) for question in questions}
-    said = _said(model, tokenizer, prompts, program, new, maps, read, batch, tell)
+    said = _said(model, tokenizer, prompts, program, new, maps, read, batch, log)
     return [said[question] for question in questions]
 
 
@@ -102,30 +102,30 @@ def replies_of_runs(
     new: int,
     maps: Mapping[str, TokenMap] | None = None,
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "questions _"]]:
     """What is said to the same questions in several runs, each a program and the point that is read, as `as_bytes`.
 
-    As `replies` run by run, but every question becomes tokens once.
+    As `ask` run by run, but every question becomes tokens once.
     """
     prompts = {question: asked(tokenizer, question) for question in questions}
     found = {}
     for name, (program, read) in runs.items():
-        said = _said(model, tokenizer, prompts, program, new, maps, read, batch, under(name, tell))
+        said = _said(model, tokenizer, prompts, program, new, maps, read, batch, under(name, log))
         found[name] = as_bytes([said[question] for question in questions])
     return found
 
 
 def _said(
     model: LanguageModel, tokenizer: Speaks, prompts: Mapping[str, Sequence[int]], program: Program, new: int,
-    maps: Mapping[str, TokenMap] | None, read: str, batch: int, tell: Tell,
+    maps: Mapping[str, TokenMap] | None, read: str, batch: int, log: Log,
 ) -> dict[str, str]:  # fmt: skip
     if batch < 1:
         raise InputError(f"a batch has at least 1 question, not {batch} (nearest: 1)")
     order = sorted(prompts, key=lambda question: len(prompts[question]))
     said: dict[str, str] = {}
     for start in range(0, len(order), batch):
-        tell(f"{start} of {len(order)} replies")
+        log(f"{start} of {len(order)} replies")
         mine = order[start : start + batch]
         tokens, mask = pad_left([prompts[question] for question in mine])
         found = generate(model, tokens, program, new=new, maps=maps, mask=mask, read=read)

@@ -23,7 +23,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,11 +35,12 @@ from torch import Tensor
 from loopscope import bounds
 from loopscope.errors import InputError, nearest
 from loopscope.finite import has_bad
+from loopscope.models.adapter import Adapter as Adapter
 from loopscope.models.checksums import check_files, sha256, write_sums
-from loopscope.models.configs import CLASSES
-from loopscope.models.ouro import Ouro, OuroConfig
+from loopscope.models.ouro import ouro_from_config
 from loopscope.models.passes import Boundary
-from loopscope.models.stacks import LoopedStack, stack_from_config
+from loopscope.models.stacks import LOOPS as LOOPS
+from loopscope.models.stacks import stack_from_config
 from loopscope.protocol import STATES
 from loopscope.store.files import damaged, first_line, new_folder, opened, reporting, write_synced
 from loopscope.store.manifest import HEADER_LIMIT, check_file_name, digest, read_json
@@ -49,28 +50,12 @@ LOOPED = "loopscope.json"
 """How a folder that was fine-tuned is looped: `loops` and `boundary`, beside how it came about."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
-LOOPS = 4
-"""Loops of a checkpoint that was not made for loops, where nothing is said."""
-
-Adapter = Ouro | LoopedStack
-
-
-def _ouro(config: Mapping[str, Any], loops: int | None, boundary: Boundary | None) -> Ouro:
-    if boundary not in (None, "norm"):
-        raise InputError(f"Ouro ends every loop with its norm; there is no boundary {boundary!r} (nearest: norm)")
-    settings = OuroConfig.from_dict(config)
-    return Ouro(settings if loops is None else replace(settings, loops=loops))
-
-
-def _stack(config: Mapping[str, Any], loops: int | None, boundary: Boundary | None) -> LoopedStack:
-    return stack_from_config(config, loops=LOOPS if loops is None else loops, boundary=boundary or "none")
-
-
-ARCHITECTURES: dict[str, Callable[[Mapping[str, Any], int | None, Boundary | None], Adapter]] = {
-    "ouro": _ouro,
-    **dict.fromkeys(CLASSES, _stack),
+ADAPTERS: dict[str, Callable[[Mapping[str, Any], int | None, Boundary | None], Adapter]] = {
+    "ouro": ouro_from_config,
+    "qwen3": stack_from_config,
+    "llama": stack_from_config,
 }
-"""What builds the model of a config, by the config's `model_type`."""
+"""What builds the model of a config (with loops and boundary where they are given), by the config's `model_type`."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +180,12 @@ def build(
     if loops is not None:
         bounds.whole("loops", loops, 1, bounds.LOOPS)
     kind = str(config.get("model_type"))
-    if kind not in ARCHITECTURES:
-        there = ", ".join(ARCHITECTURES)
-        raise InputError(f"{name}: model_type {kind!r} is unknown; there are: {there}{nearest(kind, ARCHITECTURES)}")
+    if kind not in ADAPTERS:
+        there = ", ".join(ADAPTERS)
+        raise InputError(f"{name}: model_type {kind!r} is unknown; there are: {there}{nearest(kind, ADAPTERS)}")
     try:
         with torch.device("meta"):
-            return ARCHITECTURES[kind](config, loops, boundary)
+            return ADAPTERS[kind](config, loops, boundary)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 

@@ -1,8 +1,8 @@
 """Model folders as artefacts of a store, so that a small model can be kept beside its map, hashed and found by name.
 
-    lm        config {"name": "letters-4x128"}, inputs {"weights": SHA-256 of the weights, "identity": `lm.identity`}
+    lm        config {"name": "letters-4x128"}, inputs {"weights": SHA-256 of the weights, "identity": `identify`}
               config.json, loopscope.json, model.safetensors, tokenizer.json, ... as in its folder, and SHA256SUMS
-    lm-map    a map that `tuning.jobs.fit` made; its inputs name the same weights and identity
+    lm-map    a map that `training.lm.jobs.fit` made; its inputs name the same weights and identity
 
 The artefact's own folder is a model folder: whatever takes one takes it.
 """
@@ -26,7 +26,7 @@ from loopscope.models.folders import (
     tensors_of,
 )
 from loopscope.models.identity import identify
-from loopscope.models.steering import load_step, read_fitted
+from loopscope.models.steering import load_steering_map, read_fitted
 from loopscope.models.text import OLD_SETTINGS, SETTINGS, TEMPLATE, TOKENIZER, load_tokenizer
 from loopscope.store.artefacts import IDENTITY, LM, WEIGHTS_SHA
 from loopscope.store.files import damaged, read
@@ -87,11 +87,11 @@ def check_model(artefact: Artefact) -> int:
 
 def check_map(artefact: Artefact, model: Artefact) -> None:
     """Load the kept map of a kept model; InputError or DamagedError where the two do not fit."""
-    step, folder = opened(artefact), model.folder
-    load_step(step, folder, read_config(folder).get("hidden_size"))
-    fitted = read_fitted(step)
+    saved, folder = opened(artefact), model.folder
+    load_steering_map(saved, folder, read_config(folder).get("hidden_size"))
+    fitted = read_fitted(saved)
     try:
-        misfit = "" if fitted is None else fitted.misfit(step, folder, identify(folder), None)
+        misfit = "" if fitted is None else fitted.misfit(saved, folder, identify(folder), None)
     except DamagedError as error:  # of the model, and the map is whole
         raise InputError(f"its model is damaged: {error}") from None
     if misfit:

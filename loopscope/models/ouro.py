@@ -21,20 +21,20 @@ model (tests/golden), to 1e-5 in fp32.  Attributes are named as in the released 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as nnf
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from loopscope import bounds
 from loopscope.bounds import shown, whole
 from loopscope.errors import InputError
+from loopscope.models.adapter import Adapter
 from loopscope.models.configs import base_of, check_keys, check_shared, ends_of, eps_of, rotary, sizes
-from loopscope.models.passes import Boundary, Turns, check_tokens, states
-from loopscope.program import F
+from loopscope.models.passes import Boundary, RotaryAngles
 
 _SIZES = {
     "vocabulary": ("vocab_size", bounds.VOCABULARY),
@@ -94,8 +94,8 @@ class OuroConfig:
         check_shared(values, found["num_hidden_layers"])
         size = found["hidden_size"] // found["num_attention_heads"]
         if values.get("head_dim") not in (None, size):
-            told = shown(values["head_dim"])
-            raise InputError(f"head_dim {told} is not supported: hidden_size / num_attention_heads = {size}")
+            found_size = shown(values["head_dim"])
+            raise InputError(f"head_dim {found_size} is not supported: hidden_size / num_attention_heads = {size}")
         return cls(
             **{name: found[key] for name, (key, _) in _SIZES.items()},
             eps=eps_of(values.get("rms_norm_eps")),
@@ -118,17 +118,17 @@ class RMSNorm(nn.Module):
         return self.weight * normed.to(x.dtype)
 
 
-def turned(rows: Int[Tensor, "*P R"], size: int, base: float, dtype: torch.dtype) -> Turns:
+def angles_of(rows: Int[Tensor, "*P R"], size: int, base: float, dtype: torch.dtype) -> RotaryAngles:
     """Cosines and sines of rows in heads of a size, in fp32 or better: plane i has the frequency base^(-2i/size)."""
     kind = torch.promote_types(dtype, torch.float32)
     steps = torch.arange(0, size, 2, device=rows.device).to(kind) / size
     angle = (rows[..., None].to(kind) * (1.0 / base**steps)).unsqueeze(-3)  # alike for all heads
-    return Turns(angle.cos(), angle.sin())
+    return RotaryAngles(angle.cos(), angle.sin())
 
 
-def rotate(x: Float[Tensor, "*B H R k"], turns: Turns) -> Float[Tensor, "*B H R k"]:
+def rotate(x: Float[Tensor, "*B H R k"], rotary_angles: RotaryAngles) -> Float[Tensor, "*B H R k"]:
     """x turned by its position: entry i is paired with entry i + k/2."""
-    cos, sin = turns.cos.to(x.dtype), turns.sin.to(x.dtype)
+    cos, sin = rotary_angles.cos.to(x.dtype), rotary_angles.sin.to(x.dtype)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
@@ -174,19 +174,19 @@ class OuroLayer(nn.Module):
         self.post_attention_layernorm_2 = RMSNorm(config.width, config.eps)
 
     def project(
-        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | Turns, parts: str = "qkv"
+        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | RotaryAngles, parts: str = "qkv"
     ) -> tuple[Float[Tensor, "*B H R k"], ...]:
         """The named projections of these rows, split into heads, q and k turned by their positions.
 
-        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `turns` of them.
+        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `rotary_angles` of them.
         """
-        turns = rows if isinstance(rows, Turns) else turned(rows, self.size, self.base, x.dtype)
+        rotary_angles = rows if isinstance(rows, RotaryAngles) else angles_of(rows, self.size, self.base, x.dtype)
         x = self.input_layernorm(x)
         linears = {"q": self.self_attn.q_proj, "k": self.self_attn.k_proj, "v": self.self_attn.v_proj}
         found = []
         for part in parts:
             y = linears[part](x).unflatten(-1, (-1, self.size)).transpose(-2, -3)
-            y = y if part == "v" else rotate(y, turns)
+            y = y if part == "v" else rotate(y, rotary_angles)
             shared = self.heads // y.shape[-3]  # query heads to one key head
             found.append(y if shared == 1 else y.repeat_interleave(shared, -3))
         return tuple(found)
@@ -212,7 +212,7 @@ class _Trunk(nn.Module):
         self.early_exit_gate = nn.Linear(config.width, 1)
 
 
-class Ouro(nn.Module):
+class Ouro(Adapter):
     """embed -> F -> F -> ... -> read, one shared F that ends with a norm; a `LanguageModel`.
 
     A fresh one has PyTorch's initial weights; `folders.load` gives a released one.
@@ -250,11 +250,6 @@ class Ouro(nn.Module):
         return self.config.loops
 
     @property
-    def copies(self) -> dict[str, str]:
-        """Tensors that a file may hold a second time: none."""
-        return {}
-
-    @property
     def boundary(self) -> Boundary:
         """What ends every call: the final norm."""
         return "norm"
@@ -274,14 +269,18 @@ class Ouro(nn.Module):
         """Tokens that end a text."""
         return self.config.ends
 
-    def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
-        """h_0 of tokens [B, T]; InputError for anything but whole numbers of the vocabulary, or too many of them."""
-        check_tokens(tokens, self.config.vocabulary, self.config.positions)
-        return self.model.embed_tokens(tokens.long())
+    @property
+    def unread(self) -> tuple[nn.Parameter, ...]:
+        """The exit gate's parameters."""
+        return tuple(self.model.early_exit_gate.parameters())
 
-    def turns(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> Turns:
+    def embedded(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
+        """h_0 of tokens that were checked."""
+        return self.model.embed_tokens(tokens)
+
+    def rotary_angles(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> RotaryAngles:
         """The rotary positions of rows, for all layers and loops."""
-        return turned(rows, self.head_size, self.config.base, h.dtype)
+        return angles_of(rows, self.head_size, self.config.base, h.dtype)
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """The final norm, which ends every call."""
@@ -295,12 +294,24 @@ class Ouro(nn.Module):
         """The exit gate before its sigmoid, row by row, of closed states."""
         return self.model.early_exit_gate(h).squeeze(-1)
 
-    def forward(
-        self, tokens: Tensor, loops: int | None = None, mask: Bool[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B T vocabulary"]:
-        """Logits at every row of tokens after `loops` calls (default: as trained); `mask` is False at padding."""
-        program = F ** (self.loops if loops is None else loops)
-        return self.read(states(self, tokens, program, mask=mask)[program.points[-1]])
+    def draw_weights(self, spread: float) -> None:
+        """Every matrix N(0, spread), biases zero."""
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                part.weight.normal_(std=spread)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                part.bias.zero_()
+
+
+def ouro_from_config(config: Mapping[str, Any], loops: int | None = None, boundary: Boundary | None = None) -> Ouro:
+    """The model of a released `config.json` with PyTorch's initial weights; `loops`: by default the config's own.
+
+    InputError for a setting that is not supported, and for a boundary that Ouro has not.
+    """
+    if boundary not in (None, "norm"):
+        raise InputError(f"Ouro ends every loop with its norm; there is no boundary {boundary!r} (nearest: norm)")
+    settings = OuroConfig.from_dict(config)
+    return Ouro(settings if loops is None else replace(settings, loops=loops))
 
 
 def exit_probabilities(gate_logits: Float[Tensor, " loops *B"]) -> Float[Tensor, " loops *B"]:

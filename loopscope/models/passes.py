@@ -60,7 +60,7 @@ def precision_name(dtype: torch.dtype) -> str:
     return ours.get(dtype, str(dtype).removeprefix("torch."))
 
 
-class Turns(NamedTuple):
+class RotaryAngles(NamedTuple):
     """Rotary positions worked out: cosines and sines of every row's angles, [..., 1, R, k or k/2], for all heads."""
 
     cos: Float[Tensor, "*P 1 R angles"]
@@ -72,10 +72,10 @@ class LanguageModel(LoopedModel, Protocol):
     """A looped model that can also be padded and decoded.
 
     Two promises beyond `LoopedModel`: `embed` does not look at where a token stands, and the layers' `project` takes
-    `rows` [R] for all examples or [B, R] for each, or in their place what `turns` gives for them.
+    `rows` [R] for all examples or [B, R] for each, or in their place what `rotary_angles` gives for them.
     """
 
-    def turns(self, rows: Tensor, h: Tensor) -> Turns | Tensor:
+    def rotary_angles(self, rows: Tensor, h: Tensor) -> RotaryAngles | Tensor:
         """What every layer's `project` can take for these rows of states like h; or the rows as they are.
 
         It is worked out once for a pass: a row has the same position in every layer and loop.
@@ -100,6 +100,10 @@ class LanguageModel(LoopedModel, Protocol):
     @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end a text."""
+        ...
+
+    def gate_logits(self, h: Tensor) -> Tensor | None:
+        """An exit gate before its sigmoid, row by row, of closed states; None for a model without one."""
         ...
 
 
@@ -206,7 +210,7 @@ def states(
 
     own = None if watch or compiled or torch.is_grad_enabled() or _known.get() else Watch()
     watch = watch or own
-    turns = model.turns(positions, h)
+    rotary_angles = model.rotary_angles(positions, h)
     alone = visible is None and before == 0  # decided here, so that a compiled layer knows it for certain
     found = {program.points[0]: h}
     for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
@@ -214,9 +218,7 @@ def states(
             h = h[: taking[index]].clone()  # a view would be compiled anew
             if visible is not None:  # there are branches: every example has its own
                 visible = visible[: len(h)].clone()
-                turns = (
-                    Turns(*(each[: len(h)].clone() for each in turns)) if isinstance(turns, Turns) else turns[: len(h)]
-                )
+                rotary_angles = _first(rotary_angles, len(h))
         if isinstance(step, Call):
             loop = program.loop_of(index)
             for number, layer in enumerate(model.layers, start=1):
@@ -224,12 +226,12 @@ def states(
                 if recompute:
                     # Nothing in a layer is random, so no generator's state has to be kept with it.
                     h = checkpoint(
-                        through, layer, h, turns, visible, alone, None, None, use_reentrant=False,
+                        through, layer, h, rotary_angles, visible, alone, None, None, use_reentrant=False,
                         preserve_rng_state=False,
                     )  # fmt: skip
                 else:
                     see = None if watch is None else _See(watch, loop, number)
-                    h = through(layer, h, turns, visible, alone, slot, see)
+                    h = through(layer, h, rotary_angles, visible, alone, slot, see)
             if watch:
                 watch.see(h, "loop", loop)  # before a norm can hide it
             h = model.close(h)
@@ -243,6 +245,13 @@ def states(
     if own:
         own.check(f"'{program}'", h.dtype)
     return found
+
+
+def _first(rotary_angles: RotaryAngles | Tensor, examples: int) -> RotaryAngles | Tensor:
+    """Those of the first examples, in memory of their own."""
+    if isinstance(rotary_angles, RotaryAngles):
+        return RotaryAngles(*(each[:examples].clone() for each in rotary_angles))
+    return rotary_angles[:examples]
 
 
 class _Slot(NamedTuple):
@@ -264,14 +273,14 @@ class _See(NamedTuple):
 def _through(
     layer: LoopedLayer,
     h: Float[Tensor, "B R d"],
-    turns: Any,
+    rotary_angles: Any,
     visible: Bool[Tensor, "*M R S"] | None,
     alone: bool,
     slot: _Slot | None,
     see: _See | None,
 ) -> Float[Tensor, "B R d"]:
     """The stream after one layer; `alone`: all rows are here and see those before them, so no mask is needed."""
-    q, k, v = layer.project(h, turns, "qkv")
+    q, k, v = layer.project(h, rotary_angles, "qkv")
     if see is not None:
         see.watch.scores(q, k, "loop", see.loop, "layer", see.layer)
     if slot is not None:

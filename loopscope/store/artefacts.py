@@ -6,7 +6,7 @@
                adapter_config.json, adapter_model.safetensors (a saved map), result.json
     trail      config and inputs of its map
                weights.safetensors: the map's parameters at points of its last stage, and the `update` of each point
-    lm, lm-map a language model and its map (`lm.kept`), which goes with the model whose weights it names
+    lm, lm-map a language model and its map (`models.kept`), which goes with the model whose weights it names
 
 All loaders hash what they read.  What does not fit is damage, told with file, expectation and finding.
 """
@@ -32,7 +32,7 @@ WEIGHTS, RESULT = "weights.safetensors", "result.json"
 WEIGHTS_SHA = "weights"
 """Among the inputs of a language model and of its maps: the SHA-256 of the weights."""
 IDENTITY = "identity"
-"""Beside it, since identity version 2: the key of all that the model computes with (`lm.identity`)."""
+"""Beside it, since identity version 2: the key of all that the model computes with (`models.identity`)."""
 
 EXACT = (torch.bfloat16, torch.float16, torch.float32)
 """Types whose every value fp32 holds."""
@@ -87,19 +87,19 @@ def _backbone_name(fit: Artefact) -> str:
         return key[:8]
 
 
-def model_of(step: Artefact, stores: Iterable[Store]) -> Artefact | None:
+def model_of(fitted: Artefact, stores: Iterable[Store]) -> Artefact | None:
     """The language model that a map of one was fitted to, from the first store that has it.
 
     It is known by its identity or, where either has only version 1 of that, by its weights.  The error of a model that
     cannot be read, where none was found before it: it might be the one.
     """
     models = (model for store in stores for model in store.every(LM))
-    return next((model for model in models if _belong(step.manifest.inputs, model.manifest.inputs)), None)
+    return next((model for model in models if _belong(fitted.manifest.inputs, model.manifest.inputs)), None)
 
 
-def _belong(step: Mapping[str, str], model: Mapping[str, str]) -> bool:
-    role = IDENTITY if IDENTITY in step and IDENTITY in model else WEIGHTS_SHA
-    return role in step and step[role] == model.get(role)
+def _belong(fitted: Mapping[str, str], model: Mapping[str, str]) -> bool:
+    role = IDENTITY if IDENTITY in fitted and IDENTITY in model else WEIGHTS_SHA
+    return role in fitted and fitted[role] == model.get(role)
 
 
 def _store_of(artefact: Artefact) -> Store:
@@ -160,9 +160,9 @@ def load_trail(store: Store, fit: Artefact) -> dict[int, AffineMap]:
     if not updates or found != expected:
         raise damaged(trail.folder / WEIGHTS, f"an update and {expected}", f"{len(updates)} updates and {found}")
     passed = {update: deepcopy(last) for update in updates}
-    for point, step in enumerate(passed.values()):
-        step.load_state_dict({name: tensor[point] for name, tensor in tensors.items()})
-        if bad := not_finite(step):
+    for point, steering_map in enumerate(passed.values()):
+        steering_map.load_state_dict({name: tensor[point] for name, tensor in tensors.items()})
+        if bad := not_finite(steering_map):
             raise damaged(trail.folder / WEIGHTS, "finite weights", f"NaN or infinity in {bad}")
     return passed
 

@@ -25,7 +25,7 @@ DENSE = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 3, "lp": 1, "pb": 1}]
 """Filters for weights in 16 bits, of which every other byte is alike: a third is saved."""
 
 
-def squeeze(data: bytes, name: str, filters: list[dict[str, Any]] | None = None) -> bytes:
+def compress(data: bytes, name: str, filters: list[dict[str, Any]] | None = None) -> bytes:
     """`data` as an xz file; InputError where `expand` would refuse it, since it shrinks too well for its size."""
     small = lzma.compress(data, filters=filters) if filters else lzma.compress(data, preset=9)
     if len(data) > _limit(small):

@@ -14,7 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from loopscope.errors import InputError, nearest
-from loopscope.store.compression import XZ, expand, squeeze
+from loopscope.store.compression import XZ, compress, expand
 from loopscope.store.files import damaged, first_line, names_in, read, sha256_of, write_synced
 from loopscope.store.manifest import (
     HEADER_LIMIT,
@@ -131,7 +131,7 @@ class Draft:
             raise InputError(f"{name}: these tensors do not fit safetensors: {first_line(error)}") from error
         if int.from_bytes(data[:8], "little") > HEADER_LIMIT:
             raise InputError(f"{name}: {len(copies):,} tensors are too many for one file")
-        self._squeezed(name, data)
+        self._compressed(name, data)
 
     def json(self, name: str, value: object) -> None:
         """Write a JSON value as `.json` or, compressed, `.json.xz`.  NaN and infinities stay, in Python's spelling."""
@@ -139,10 +139,10 @@ class Draft:
         data = canonical(value, name, finite=False) + b"\n"
         if len(data) > JSON_LIMIT:
             raise InputError(f"{name}: {len(data):,} bytes of JSON, which may be {JSON_LIMIT:,}")
-        self._squeezed(name, data)
+        self._compressed(name, data)
 
-    def _squeezed(self, name: str, data: builtins.bytes) -> None:
-        self.bytes(name, squeeze(data, name) if name.endswith(XZ) else data)
+    def _compressed(self, name: str, data: builtins.bytes) -> None:
+        self.bytes(name, compress(data, name) if name.endswith(XZ) else data)
 
     def bytes(self, name: str, data: builtins.bytes) -> None:
         """Write any file.  `name` is a plain file name: no folders, not `manifest.json`, not written before."""

@@ -33,8 +33,7 @@ from typing import Any
 import torch
 
 from loopscope.errors import DamagedError, InputError, LoopscopeError, nearest
-from loopscope.store import compression as squeezed
-from loopscope.store import inventory
+from loopscope.store import compression, inventory
 from loopscope.store.contents import Artefact, Draft
 from loopscope.store.files import (
     WRITER,
@@ -118,19 +117,19 @@ class Store:
         with self._draft(Manifest(key=digest(what), files={}, **what, **circumstances(torch.device(device)))) as draft:
             yield draft
 
-    def adopt(self, artefact: Artefact, squeeze: Iterable[str] = ()) -> Artefact:
+    def adopt(self, artefact: Artefact, compress: Iterable[str] = ()) -> Artefact:
         """Copy an artefact of another store, where it came from included: same key, same content; whole or not at all.
 
-        Files named in `squeeze` are stored compressed, with `.xz` behind their names; they are read by their own names
+        Files named in `compress` are stored compressed, with `.xz` behind their names; they are read by their own names
         all the same.  Every file is checked on the way: `DamagedError` if the original is not whole.  If a whole
         artefact of the same key is here, that one is kept and given; a damaged one is replaced.
         """
-        smaller = set(squeeze)
+        smaller = set(compress)
         with self._draft(replace(artefact.manifest, files={})) as draft:
             for name in artefact.manifest.files:
                 data = artefact.bytes(name)
                 if name in smaller:
-                    draft.bytes(name + squeezed.XZ, squeezed.squeeze(data, name, squeezed.DENSE))
+                    draft.bytes(name + compression.XZ, compression.compress(data, name, compression.DENSE))
                 else:
                     draft.bytes(name, data)
         return draft.artefact

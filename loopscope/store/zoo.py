@@ -2,7 +2,7 @@
 
     zoo = open_zoo()
     model = load_backbone(find(zoo, "d8l6-3", "backbone"))
-    step = load_fit(find(zoo, "one-1@d8l6-3", "map"))
+    steering_map = load_fit(find(zoo, "one-1@d8l6-3", "map"))
 
 It is the folder `zoo` beside the package, or the one that the environment variable LOOPSCOPE_ZOO names.
 """
@@ -136,7 +136,7 @@ def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
     for artefact in chosen.values():
         artefact.verify()
         _check(artefact, (zoo, source), widths)
-    return [_entry(zoo.adopt(artefact, squeeze=(WEIGHTS, RESULT))) for artefact in chosen.values()]
+    return [_entry(zoo.adopt(artefact, compress=(WEIGHTS, RESULT))) for artefact in chosen.values()]
 
 
 def verify(store: Store) -> tuple[Status, ...]:

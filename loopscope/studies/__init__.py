@@ -1,1 +1,29 @@
-"""The paper: what it measured, the claims, the report.  Nothing outside `studies` and `cli` imports this."""
+"""The paper, study by study: what was measured, the claims, the report.  Only `cli` imports this.
+
+A study is a folder.  What it has is found by the names of its modules: `experiments` (what is measured, on which
+backbones), `recipes` (how these are trained), `claims` (what the paper says, with its judges), `report` (sections of
+the page).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+STUDIES = (
+    "graph_walk",
+    "parity",
+    "relations",
+    "letters",
+    "antonyms",
+    "iterations",
+    "selecting",
+)
+"""One line for each study: the name of its folder, in the order in which claims and sections are shown."""
+
+
+def parts(name: str) -> list[ModuleType]:
+    """The modules of this name, of all studies that have one."""
+    found = (f"{__name__}.{study}.{name}" for study in STUDIES)
+    return [importlib.import_module(each) for each in found if importlib.util.find_spec(each) is not None]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from loopscope.models.smollm2 import CONVERTED
+from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.studies.language.names import loops_in_words, parameters_of, part_of
 from loopscope.studies.language.recipes import RECIPES as TUNED
@@ -26,7 +27,7 @@ from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.lineage import Lineage, Recipe, Stage
 from loopscope.studies.recipes import RECIPES as TRAINED
 from loopscope.studies.records import Record
-from loopscope.studies.registry import COHORTS, EXPERIMENTS, Role
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.tasks.populations import population
 
 Label = Literal["published", "scaled", "changed"]

@@ -15,12 +15,14 @@ from typing import Any
 from loopscope.quantity import Coordinate, Quantity, of_tables, one
 from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.studies.closeness import is_whole, parts_left
+from loopscope.studies.graph_walk.experiments import selection
+from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.language import tables as language_tables
 from loopscope.studies.language.names import scale_of, subject_of
 from loopscope.studies.language.records import ANY_MAP, LANGUAGE
 from loopscope.studies.lineage import Lineage
 from loopscope.studies.records import Record, Row, percent
-from loopscope.studies.registry import EXPERIMENTS, Selection, selection
+from loopscope.studies.registry import EXPERIMENTS
 
 
 @dataclass(frozen=True)

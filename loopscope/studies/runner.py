@@ -15,7 +15,10 @@ import torch
 
 from loopscope.store.artefacts import BACKBONE, MAP, name_of, recipe_of
 from loopscope.store.store import Artefact, Store
-from loopscope.studies.layouts import LAYOUTS
+from loopscope.studies.experiment import Cohort, Experiment, Profile
+from loopscope.studies.graph_walk.experiments import TRAJECTORIES, selection
+from loopscope.studies.graph_walk.selection import MECHANISM, Selection
+from loopscope.studies.layouts import layout_of
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.studies.records import (
     PIECE,
@@ -29,22 +32,12 @@ from loopscope.studies.records import (
     load,
     save,
 )
-from loopscope.studies.registry import (
-    COHORTS,
-    EXPERIMENTS,
-    MECHANISM,
-    TRAJECTORIES,
-    Cohort,
-    Experiment,
-    Profile,
-    Selection,
-    selection,
-)
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.subject import Meter, Subject, load_subject
 from loopscope.studies.training_logs import keep
 from loopscope.training.cohort.jobs import Settings, fit, train
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -106,26 +99,26 @@ def _by_seed(cohort: Cohort, known: set[str]) -> list[str]:
 
 
 def carry_out(
-    todo: Sequence[Step], weights: Store, store: Store, device: torch.device, tell: Tell = lambda _: None
+    todo: Sequence[Step], weights: Store, store: Store, device: torch.device, log: Log = lambda _: None
 ) -> Iterator[Record]:
     """The record of every step: from the store if it is there, else measured with the weights and written to it."""
     subjects: dict[str, Subject] = {}
     for number, step in enumerate(todo, 1):
-        tell(f"{number}/{len(todo)} {step}")
+        log(f"{number}/{len(todo)} {step}")
         if step.backbone not in subjects:
             subjects = {
                 step.backbone: load_subject(weights, step.backbone, device, step.cohort.prefix, step.cohort.task)
             }
-        yield measured(step, subjects[step.backbone], weights, store, tell)
+        yield measured(step, subjects[step.backbone], weights, store, log)
 
 
-def measured(step: Step, subject: Subject, weights: Store, store: Store, tell: Tell = lambda _: None) -> Record:
+def measured(step: Step, subject: Subject, weights: Store, store: Store, log: Log = lambda _: None) -> Record:
     """One record, found in the store or made; `weights` is where the subject comes from."""
     inputs = inputs_of(step.experiment, subject)
     name = step.experiment.name
     known = store.find(RECORD, config_of(name, subject.name, step.settings), inputs)
     if known is not None:
-        return load(known, LAYOUTS.get(name))
+        return load(known, layout_of(step.experiment))
     pieces = step.experiment.pieces
     cuts = [] if pieces is None else pieces.cut(step.settings)
     if pieces is None or len(cuts) < 2:
@@ -133,7 +126,7 @@ def measured(step: Step, subject: Subject, weights: Store, store: Store, tell: T
     else:
         found = []
         for number, settings in enumerate(cuts, 1):
-            tell(f"{step}: piece {number} of {len(cuts)}")
+            log(f"{step}: piece {number} of {len(cuts)}")
             found.append(_piece(step.experiment, subject, settings, inputs, store))
         predictions = pieces.join([each.predictions for each in found])
         cost = {"seconds": sum(each.cost["seconds"] for each in found), "device": found[-1].cost["device"]}
@@ -149,7 +142,7 @@ def _piece(
     """One piece of a long record, found in the store or made."""
     known = store.find(PIECE, config_of(experiment.name, subject.name, settings), inputs)
     if known is not None:
-        return load(known, LAYOUTS.get(experiment.name))
+        return load(known, layout_of(experiment))
     predictions, cost = _measure(experiment, subject, settings)
     record = Record(experiment.name, Facts.of(subject), predictions, settings, cost, raw=experiment.raw)
     save(store, record, inputs, subject.device, PIECE)
@@ -178,7 +171,7 @@ def inputs_of(experiment: Experiment, subject: Subject) -> dict[str, str]:
 
 
 def from_nothing(
-    cohort: Cohort, experiments: Sequence[Experiment], store: Store, settings: Settings, tell: Tell = lambda _: None
+    cohort: Cohort, experiments: Sequence[Experiment], store: Store, settings: Settings, log: Log = lambda _: None
 ) -> list[Record]:
     """Train a cohort, choose by the rule, fit its maps, measure: everything of it, into one store.
 
@@ -190,7 +183,7 @@ def from_nothing(
     for seeds in (cohort.seeds, cohort.more_seeds):
         for recipe in cohort.recipes if seeds else ():
             train(backbone_recipe(recipe), list(seeds), store, settings)
-        chosen, native = _select(cohort, store, settings.device, tell)
+        chosen, native = _select(cohort, store, settings.device, log)
         if len(chosen.names) == MECHANISM or not cohort.more_seeds:
             break
     trained = _trained(store)
@@ -200,9 +193,9 @@ def from_nothing(
     for name, maps in wanted:
         fit([map_recipe(each) for each in maps], trained[name], list(cohort.fits), store, settings)
     todo = steps(store, [cohort], experiments, chosen, "paper")
-    made = list(carry_out(todo, store, store, settings.device, tell))
+    made = list(carry_out(todo, store, store, settings.device, log))
     more = [step for experiment in experiments for step in _led(cohort, experiment, made, store)]
-    made += carry_out(more, store, store, settings.device, tell)
+    made += carry_out(more, store, store, settings.device, log)
     asked = {each.name for each in experiments}
     return [*(record for record in native if record.experiment not in asked), *made]
 
@@ -216,14 +209,14 @@ def _led(cohort: Cohort, experiment: Experiment, made: Sequence[Record], store: 
     return [step for step in steps(store, [cohort], [experiment], Selection((name,)), "paper") if step.backbone == name]
 
 
-def _select(cohort: Cohort, store: Store, device: torch.device, tell: Tell) -> tuple[Selection, list[Record]]:
+def _select(cohort: Cohort, store: Store, device: torch.device, log: Log) -> tuple[Selection, list[Record]]:
     """The mechanism backbones among those trained so far, and the native records that decide; none in other cohorts."""
     native = EXPERIMENTS[TRAJECTORIES]
     if cohort.name != COHORTS["mechanism"].name:
         return Selection(()), []
     todo = steps(store, [cohort], [native], Selection(()), "paper")
-    found = list(carry_out(todo, store, store, device, tell))
-    return selection(found), found
+    found = list(carry_out(todo, store, store, device, log))
+    return selection(found, cohort), found
 
 
 def export(records: Store, results: Store) -> int:

@@ -24,6 +24,9 @@ T = TypeVar("T")
 MOST: Mapping[str, tuple[int, int]] = {"loops": (1, 1024), "depth": (0, 1024), "nodes": (0, 256), "heads": (1, 1024)}
 """Bounds of what a record says of a model: more has no model here, and would be computed with."""
 
+FEW = 4096
+"""Bound of counts in settings: more was never asked for, and would be computed with before it is compared."""
+
 MOST_FITS = 1000
 
 

@@ -55,10 +55,10 @@ def warn(line: str) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one job in a store; `tell` gets a line for each that is passed over."""
+    """The checkpoints of one job in a store; `log` gets a line for each that is passed over."""
 
-    def __init__(self, store: Store, job: dict[str, Any], tell: Callable[[str], None] = warn) -> None:
-        self.store, self.job, self.tell = store, job, tell
+    def __init__(self, store: Store, job: dict[str, Any], log: Callable[[str], None] = warn) -> None:
+        self.store, self.job, self.log = store, job, log
 
     def save(self, trainer: Resumable) -> None:
         """Write where the trainer is, then let go of all but the last two.  StoreError when the disk is full."""
@@ -96,7 +96,7 @@ class Checkpoints:
     def _pass_over(self, error: LoopscopeError) -> None:
         if not isinstance(error, DamagedError):
             raise error
-        self.tell(f"a checkpoint is passed over: {error}")
+        self.log(f"a checkpoint is passed over: {error}")
 
     def clear(self) -> None:
         """Remove them all: the job is finished."""

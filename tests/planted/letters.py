@@ -138,7 +138,10 @@ class PlantedWalker(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.table[tokens]
 
-    def turns(self, rows: Tensor, h: Tensor) -> Tensor:
+    def gate_logits(self, h: Tensor) -> None:
+        """There is no exit gate."""
+
+    def rotary_angles(self, rows: Tensor, h: Tensor) -> Tensor:
         return rows
 
     def close(self, h: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from loopscope.training.cohort.streams import GraphStream
 from loopscope.training.cohort.trainer import WINDOW, Trainer
 from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, ParityData, WalkFit
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 AnyRecipe = TypeVar("AnyRecipe", BackboneRecipe, MapRecipe)
 WINDOWS = 4  # of a timed run; the first is not timed
 
@@ -60,35 +60,35 @@ class Machine:
     peak_tflops: float | None
 
 
-def bench_training(device: torch.device, tell: Tell = lambda _: None) -> tuple[Machine, list[Timing]]:
+def bench_training(device: torch.device, log: Log = lambda _: None) -> tuple[Machine, list[Timing]]:
     """On a GPU: D8L6 with one, three and eight seeds, four map fits, three parity seeds; on a CPU: tiny recipes."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     peak = None
     if device.type == "cuda":
-        tell("bf16 peak")
+        log("bf16 peak")
         peak = measure_peak(device)
     machine = Machine(name, torch.__version__, peak)
     small = device.type != "cuda"
     backbone, maps = ("tiny", ("tiny-stay", "tiny-one")) if small else ("d8l6", ("one", "two"))
     recipe = backbone_recipe(backbone)
-    tell(f"{backbone}, eager")
+    log(f"{backbone}, eager")
     eager = time_eager(recipe, device, 20 if small else 40)
     timings = []
     for seeds in (2,) if small else (8, 3, 1):
-        tell(f"{backbone}, {seeds} seeds")
+        log(f"{backbone}, {seeds} seeds")
         timings.append(
             _timed(f"{backbone}, {seeds} seeds", recipe, _backbones(_short(recipe, device), seeds, device), eager, peak)
         )
     model = initial_model(recipe, 0)
     chosen = [map_recipe(each) for each in maps]
-    tell("map fit, eager")
+    log("map fit, eager")
     eager = time_eager_fit(chosen[0], model, device, 10 if small else 40)
-    tell("map fits")
+    log("map fits")
     pairs = [(each.data.hops, fit) for each in chosen for fit in (1, 2) if isinstance(each.data, WalkFit)]
     fits = FITS["graph-walk"](_short(chosen[0], device), model, pairs, device)
     timings.append(_timed(f"{'+'.join(maps)}, 4 fits", chosen[0], fits, eager, peak))
     if not small:
-        tell("parity, 3 seeds")
+        log("parity, 3 seeds")
         timings.append(time_parity(device, peak))
     return machine, timings
 

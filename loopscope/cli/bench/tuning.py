@@ -40,7 +40,7 @@ def bench_tuning(
     device: torch.device,
     *,
     windows: int = 3,
-    tell: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> list[Pace]:
     """Every way that a device has (a CPU: the plain one), each for so many windows of updates, the first not timed.
 
@@ -58,7 +58,7 @@ def bench_tuning(
     for way, (compiled, recorded) in WAYS.items():
         if device.type == "cpu" and compiled:
             continue
-        tell(way)
+        log(way)
         tuner = tuner_of(job, recompute=recompute, compiled=compiled, recorded=recorded)
         tuner.checks = lambda _: {}  # which would be timed
         seconds, tokens = _timed(tuner)

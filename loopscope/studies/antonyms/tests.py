@@ -24,7 +24,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError, nearest
-from loopscope.measure.replies import Speaks, Tell, answers_name, replies_of_runs
+from loopscope.measure.replies import Log, Speaks, answers_name, replies_of_runs
 from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import after_each
 from loopscope.program import F
@@ -92,7 +92,7 @@ def measure_depths(
     *,
     sequences: int = SEQUENCES,
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
     """Replies to `depth_requests`, by `asking.answers_name`, as `asking.as_bytes` writes them."""
     maps: Mapping[str, TokenMap] = {STEP: step}
@@ -103,7 +103,7 @@ def measure_depths(
             answers_name(template, False): (F ** min(TRAINED, model.loops), "last"),
             answers_name(template, True): (after_each(STEP, model.loops), "last"),
         }
-        found |= replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps=maps, batch=batch, tell=tell)
+        found |= replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps=maps, batch=batch, log=log)
     return found
 
 
@@ -115,7 +115,7 @@ def measure_readouts(
     *,
     sequences: int = SEQUENCES,
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
     """Replies to `readout_requests` after every loop in both ways, by `readout_name`."""
     questions = [request.prompt for request in readout_requests(form, sequences)]
@@ -124,7 +124,7 @@ def measure_readouts(
         for way in WAYS
         for loop in range(1, model.loops + 1)
     }
-    return replies_of_runs(model, tokenizer, questions, runs, new=NEW, batch=batch, tell=tell)
+    return replies_of_runs(model, tokenizer, questions, runs, new=NEW, batch=batch, log=log)
 
 
 def readout_name(way: str, loop: int) -> str:

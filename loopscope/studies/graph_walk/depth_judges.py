@@ -12,13 +12,16 @@ from typing import TypeVar
 from loopscope.studies.evidence import ROUNDING, Evidence, Finding, at_least, at_most, listed, mean_of
 from loopscope.studies.graph_walk import continuation_curves
 from loopscope.studies.graph_walk.continuation import WITHHELD
+from loopscope.studies.graph_walk.experiments import CONTINUATION
 from loopscope.studies.parity import exact as parity_exact
 from loopscope.studies.parity import lengths as parity_lengths
 from loopscope.studies.parity.counts import FAR, NATIVE, WITH_J
+from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
 from loopscope.studies.parity.lengths import GAIN, GAINED, LIMIT
 from loopscope.studies.records import Facts, Predictions, Record, Row, apart, percent
-from loopscope.studies.registry import CHAINS, COHORTS, CONTINUATION, PARITY, PARITY_EXACT
+from loopscope.studies.registry import COHORTS
 from loopscope.studies.relations import chains
+from loopscope.studies.relations.experiments import CHAINS
 
 T = TypeVar("T")
 

@@ -22,18 +22,18 @@ from loopscope.studies.evidence import (
     mean_of,
 )
 from loopscope.studies.graph_walk import composition, matched, targets, trajectories
-from loopscope.studies.records import Facts, Predictions, Record, Row, apart, percent
-from loopscope.studies.registry import (
-    COHORTS,
+from loopscope.studies.graph_walk.experiments import (
     CROSSING,
     EIGHT_CALLS,
     MATCHED,
-    MECHANISM,
     SWITCHING,
     TARGETS,
     TRAJECTORIES,
     TWO_CALLS,
 )
+from loopscope.studies.graph_walk.selection import MECHANISM
+from loopscope.studies.records import Facts, Predictions, Record, Row, apart, percent
+from loopscope.studies.registry import COHORTS
 
 MOST = 0.20
 """The share of a target that a control may give."""

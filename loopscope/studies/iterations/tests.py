@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.measure.replies import Speaks, Tell, asked, replies_of_runs
+from loopscope.measure.replies import Log, Speaks, asked, replies_of_runs
 from loopscope.models.decoding import pad_left
 from loopscope.models.passes import LanguageModel, states
 from loopscope.models.placement import between
@@ -86,9 +86,9 @@ def measure(
     cases: int = CASES,
     split: str = "test",
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
     """Replies to all `requests` from the starts of a split in every branch, as `asking.as_bytes` writes them."""
     questions = [request.prompt for request in requests(cases, split)]
     runs = {name: (program, "last") for name, program in branches().items()}
-    return replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps={STEP: step}, batch=batch, tell=tell)
+    return replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps={STEP: step}, batch=batch, log=log)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from loopscope.errors import InputError, nearest
-from loopscope.measure.replies import Tell
+from loopscope.measure.replies import Log
 from loopscope.models.folders import outline
 from loopscope.models.passes import Boundary
 from loopscope.store.store import Store
@@ -45,7 +45,7 @@ class Amount(NamedTuple):
 
 ALL = Amount()
 
-Measure = Callable[[LanguageSubject, Store, Amount, Tell], list[Record]]
+Measure = Callable[[LanguageSubject, Store, Amount, Log], list[Record]]
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,21 @@ class Protocol:
     arms: tuple[Arm, ...]
 
 
-def _letters(subject: LanguageSubject, store: Store, amount: Amount, tell: Tell) -> list[Record]:
-    return measure_letters(subject, store, count=amount.cases, batch=amount.batch, tell=tell)
+def _letters(subject: LanguageSubject, store: Store, amount: Amount, log: Log) -> list[Record]:
+    return measure_letters(subject, store, count=amount.cases, batch=amount.batch, log=log)
 
 
 def _antonyms(supervision: str) -> Measure:
-    def measure(subject: LanguageSubject, store: Store, amount: Amount, tell: Tell) -> list[Record]:
+    def measure(subject: LanguageSubject, store: Store, amount: Amount, log: Log) -> list[Record]:
         sequences = _given(amount.cases, antonym_tests.SEQUENCES)
-        return [measure_antonyms(subject, store, supervision, sequences=sequences, batch=amount.batch, tell=tell)]
+        return [measure_antonyms(subject, store, supervision, sequences=sequences, batch=amount.batch, log=log)]
 
     return measure
 
 
-def _iterations(subject: LanguageSubject, store: Store, amount: Amount, tell: Tell) -> list[Record]:
+def _iterations(subject: LanguageSubject, store: Store, amount: Amount, log: Log) -> list[Record]:
     cases = _given(amount.cases, iteration_tests.CASES)
-    return [measure_iterations(subject, store, cases=cases, batch=amount.batch, tell=tell)]
+    return [measure_iterations(subject, store, cases=cases, batch=amount.batch, log=log)]
 
 
 def _given(cases: int | None, most: int) -> int:
@@ -160,7 +160,7 @@ def plan(name: str, scale: str, changes: Iterable[str] = (), amount: Amount = AL
 def carry_out(
     asked: Plan, folder: Path, out: Path, store: Store, settings: Settings, *,
     name: str | None = None, boundary: Boundary | None = None, sources: Sequence[Source] | None = None,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Iterator[Trained | Record]:  # fmt: skip
     """Train the model in `folder`, fit its maps, test them; every stage's outcome as it is there.
 
@@ -171,7 +171,7 @@ def carry_out(
     def say(doing: str) -> None:
         if settings.stop():  # what a test has is lost but for its finished records
             raise KeyboardInterrupt
-        tell(doing)
+        log(doing)
 
     width = outline(folder, loops=1, boundary=boundary).width
     for _, step, _ in asked.arms:  # a map that does not fit is refused before anything is trained for it

@@ -22,10 +22,10 @@ from torch import nn
 from loopscope.errors import InputError, nearest
 from loopscope.maps import AffineMap, map_key
 from loopscope.measure.heads import Heads, Selection, select
-from loopscope.measure.replies import Speaks, Tell, under
+from loopscope.measure.replies import Log, Speaks, under
 from loopscope.models.identity import Identity, identify
 from loopscope.models.passes import Boundary, LanguageModel, precision_name
-from loopscope.models.steering import UNKNOWN, InFull, Provenance, check_fitted, load_step
+from loopscope.models.steering import UNKNOWN, InFull, Provenance, check_fitted, load_steering_map
 from loopscope.store.artefacts import IDENTITY, WEIGHTS_SHA
 from loopscope.store.files import damaged
 from loopscope.store.store import Store
@@ -185,7 +185,7 @@ def load_language(
     tokenizer = load_tokenizer(folder)
     if tokenizer.template is None:
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
-    loaded = load_step(step, folder, config.get("hidden_size"))
+    loaded = load_steering_map(step, folder, config.get("hidden_size"))
     step_key, ending, identity = map_key(loaded), outline(folder, boundary=boundary).boundary, identify(folder)
     provenance = check_fitted(step, folder, ending, identity=identity, any_map=any_map)
     model = load_model(
@@ -229,13 +229,13 @@ def _recorded(
     return made
 
 
-def selected_heads(subject: LanguageSubject, store: Store, tell: Tell = lambda _: None) -> tuple[Record, Chosen | None]:
+def selected_heads(subject: LanguageSubject, store: Store, log: Log = lambda _: None) -> tuple[Record, Chosen | None]:
     """The record of the head selection, and the heads; None where the map does nothing that heads could carry."""
 
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
-        tell("choosing heads")
+        log("choosing heads")
         at = [letter_tests.discovery(subject.tokenizer, name) for name in (DISCOVERY, CONFIRMATION)]
-        found = select(subject.model, subject.steering, *at[0], confirmation=at[1], tell=under("choosing heads", tell))
+        found = select(subject.model, subject.steering, *at[0], confirmation=at[1], log=under("choosing heads", log))
         tried = found.tried if found else ()
         counts = {
             "rescued": torch.tensor([each.rescued for each in tried], dtype=torch.int16),
@@ -272,7 +272,7 @@ def measure_letters(
     heads: Heads | None = None,
     count: int | None = None,
     batch: int = 16,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> list[Record]:
     """A record per test, and that of the head selection before those on pairs.
 
@@ -284,23 +284,23 @@ def measure_letters(
     chosen = None if heads is None else Chosen.of(heads, subject.model, [subject.model.loops])
     made: list[Record] = []
     if WALKS in tests:
-        made.append(_walks(subject, store, min(count or WALKED, WALKED), batch, tell))
+        made.append(_walks(subject, store, min(count or WALKED, WALKED), batch, log))
     if on_pairs and heads is None:
-        record, chosen = selected_heads(subject, store, tell)
+        record, chosen = selected_heads(subject, store, log)
         made.append(record)
     for test in on_pairs:
         settings: dict[str, Any] = {"set": test, "pairs": count or SETS[test].size, "heads": None}
         if chosen is not None:
             late = [*chosen.late.by_layer]
             settings |= {"heads": str(chosen.heads), "patched": [*chosen.loops], "late": late}
-        made.append(_recorded(subject, store, LETTERS, settings, _letters(subject, test, chosen, count, batch, tell)))
+        made.append(_recorded(subject, store, LETTERS, settings, _letters(subject, test, chosen, count, batch, log)))
     return made
 
 
-def _walks(subject: LanguageSubject, store: Store, count: int, batch: int, tell: Tell) -> Record:
+def _walks(subject: LanguageSubject, store: Store, count: int, batch: int, log: Log) -> Record:
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         found = measure_walks(
-            subject.model, subject.tokenizer, subject.steering, count=count, batch=batch, tell=under(WALKS, tell)
+            subject.model, subject.tokenizer, subject.steering, count=count, batch=batch, log=under(WALKS, log)
         )
         return {WALKS: found}, {}, None
 
@@ -308,11 +308,11 @@ def _walks(subject: LanguageSubject, store: Store, count: int, batch: int, tell:
 
 
 def _letters(
-    subject: LanguageSubject, test: str, chosen: Chosen | None, count: int | None, batch: int, tell: Tell
+    subject: LanguageSubject, test: str, chosen: Chosen | None, count: int | None, batch: int, log: Log
 ) -> Measure:
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         found = letter_tests.measure(
-            subject.model, subject.tokenizer, subject.steering, test, chosen, count=count, batch=batch, tell=tell
+            subject.model, subject.tokenizer, subject.steering, test, chosen, count=count, batch=batch, log=log
         )
         predictions = {test: found.first, f"{test}{WHOLE}": found.whole}
         if found.by_loop:
@@ -329,7 +329,7 @@ def measure_antonyms(
     *,
     sequences: int = antonym_tests.SEQUENCES,
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Record:
     """Depths with and without the map, and native readouts, of a backbone that was supervised in this way."""
     antonym_tests.readout_requests(supervision, sequences)  # refuse before anything is computed
@@ -337,10 +337,10 @@ def measure_antonyms(
     def measure() -> tuple[Predictions, dict[str, Any], float | None]:
         at = {"sequences": sequences, "batch": batch}
         depths = antonym_tests.measure_depths(
-            subject.model, subject.tokenizer, subject.steering, **at, tell=under("depths", tell)
+            subject.model, subject.tokenizer, subject.steering, **at, log=under("depths", log)
         )
         readouts = antonym_tests.measure_readouts(
-            subject.model, subject.tokenizer, supervision, **at, tell=under("readouts", tell)
+            subject.model, subject.tokenizer, supervision, **at, log=under("readouts", log)
         )
         return {antonym_tests.DEPTHS: depths, antonym_tests.READOUTS: readouts}, {}, None
 
@@ -353,7 +353,7 @@ def measure_iterations(
     *,
     cases: int = iteration_tests.CASES,
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Record:
     """The four branches from a common h4, asked from held-out and from trained starts.
 
@@ -367,7 +367,7 @@ def measure_iterations(
         said = {
             group: iteration_tests.measure(
                 subject.model, subject.tokenizer, subject.steering, cases=cases, split=split, batch=batch,
-                tell=under(iteration_tests.STARTS[split], tell),
+                log=under(iteration_tests.STARTS[split], log),
             )
             for split, group in REPLIES.items()
         }  # fmt: skip

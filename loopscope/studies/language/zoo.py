@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from loopscope.measure.replies import Tell, under
+from loopscope.measure.replies import Log, under
 from loopscope.models.kept import opened
 from loopscope.models.passes import Boundary, boundary_named
 from loopscope.store.artefacts import LM_MAP, model_of, name_of
@@ -51,17 +51,15 @@ def walkers(there: Store) -> list[Walker]:
 
 
 def walked(
-    weights: Store, store: Store, device: torch.device, pairs: int | None, tell: Tell = lambda _: None
+    weights: Store, store: Store, device: torch.device, pairs: int | None, log: Log = lambda _: None
 ) -> Iterator[Record]:
     """The records of letters of every walker in `weights`: from the store, or measured and written to it.
 
     `pairs`: of each test, the first so many; None: all.  DamagedError for files that are not as they were written.
     """
     for each in walkers(weights):
-        tell(f"letters on {each.name}: loading")
+        log(f"letters on {each.name}: loading")
         subject = load_language(
             opened(each.model), opened(each.step), name=each.name, boundary=each.boundary, device=device
         )
-        yield from measure_letters(
-            subject, store, count=pairs, batch=BATCH, tell=under(f"letters on {each.name}", tell)
-        )
+        yield from measure_letters(subject, store, count=pairs, batch=BATCH, log=under(f"letters on {each.name}", log))

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.execute.executor import run
-from loopscope.measure.heads import STEP, Heads, Selection, late_layers
-from loopscope.measure.replies import Speaks, Tell, as_reply, asked, together
+from loopscope.measure.heads import MAP_NAME, Heads, Selection, late_layers
+from loopscope.measure.replies import Log, Speaks, as_reply, asked, together
 from loopscope.models.decoding import generate
 from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import between
@@ -111,7 +111,7 @@ def conditions(test: str, loops: int, chosen: Chosen | None) -> dict[str, Condit
 
 
 def _steering(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
-    plain, steered = F**loops, between(STEP, loops)
+    plain, steered = F**loops, between(MAP_NAME, loops)
     found = {"unsteered": Condition(plain, whole=True), "steered": Condition(steered, whole=True)}
     if chosen is None:
         return found
@@ -155,7 +155,7 @@ def _wrong_loop(
 
 
 def _content(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
-    steered = between(STEP, loops)
+    steered = between(MAP_NAME, loops)
     found = {each: Condition(steered, each, whole=True) for each in (BASE, SOURCE, REFERENCE)}
     if chosen is None:
         return found
@@ -179,7 +179,7 @@ def _content(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
 
 
 def _restoration(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
-    steered = between(STEP, loops)
+    steered = between(MAP_NAME, loops)
     found = {"clean": Condition(steered, whole=True), REFERENCE: Condition(steered, REFERENCE)}
     if chosen is None:
         return found
@@ -287,7 +287,7 @@ def measure(
     *,
     count: int | None = None,
     batch: int = 16,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Measured:
     """One test on the first `count` pairs of its set, by default all.
 
@@ -300,13 +300,13 @@ def measure(
     for pair in mine:
         check_aligned(pair, lambda text: asked(tokenizer, text), lambda text: tokenizer.encode(text, special=False))
     rows = conditions(test, model.loops, chosen)
-    first, maps = answer_tokens(tokenizer), {STEP: step}
+    first, maps = answer_tokens(tokenizer), {MAP_NAME: step}
     named: dict[str, list[Tensor]] = {name: [] for name in rows}
     by_loop: dict[str, list[Tensor]] = {name: [] for name in rows if test == STEERING}
     wholes: dict[str, list[int]] = {name: [] for name, row in rows.items() if row.whole}
     found = Measured({}, {})
     for start in range(0, len(mine), batch):
-        tell(f"{test}: {start} of {len(mine)} pairs")
+        log(f"{test}: {start} of {len(mine)} pairs")
         some = mine[start : start + batch]
         inputs = {
             BASE: question_tokens(tokenizer, [pair.base for pair in some]),

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from loopscope.measure.heads import STEP
-from loopscope.measure.replies import Speaks, Tell, answers_name
+from loopscope.measure.heads import MAP_NAME
+from loopscope.measure.replies import Log, Speaks, answers_name
 from loopscope.models.passes import LanguageModel, states
 from loopscope.models.placement import between
 from loopscope.program import F
@@ -47,21 +47,21 @@ def measure_walks(
     *,
     count: int = LETTERS,
     batch: int = 32,
-    tell: Tell = lambda _: None,
+    log: Log = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "letters loops"]]:
     """By `answers_name`, for `walk_letters`: after how many transfers the person named has the letter, or OTHER."""
-    programs = {False: F**model.loops, True: between(STEP, model.loops)}
+    programs = {False: F**model.loops, True: between(MAP_NAME, model.loops)}
     first = answer_tokens(tokenizer)
     found: dict[str, Tensor] = {}
     for template in TEMPLATES:
         asked = walk_letters(template, count)
         parts: dict[bool, list[Tensor]] = {steered: [] for steered in programs}
         for start in range(0, len(asked), batch):
-            tell(f"template {template}: {start} of {len(asked)} questions")
+            log(f"template {template}: {start} of {len(asked)} questions")
             some = asked[start : start + batch]
             tokens, away = question_tokens(tokenizer, some).to(device_of(model)), _away(some)
             for steered, program in programs.items():
-                at = states(model, tokens, program, maps={STEP: step})
+                at = states(model, tokens, program, maps={MAP_NAME: step})
                 likeliest = [model.read(at[f"h{loop}"][:, -1]).argmax(-1) for loop in range(1, model.loops + 1)]
                 named = torch.stack([names_of(each, first) for each in likeliest], 1)
                 parts[steered].append(away.gather(1, named.long()))

@@ -10,8 +10,9 @@ from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import composition, independent
+from loopscope.studies.graph_walk.experiments import EIGHT_CALLS, INDEPENDENT, TWO_CALLS
 from loopscope.studies.records import Record, Row, Table
-from loopscope.studies.registry import COHORTS, EIGHT_CALLS, EXPERIMENTS, INDEPENDENT, TWO_CALLS
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent
 from loopscope.studies.report.dots import rates
 from loopscope.studies.report.figures import Line, lines_by_call, lines_in_panels, stacked_answers

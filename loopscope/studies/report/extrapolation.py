@@ -9,9 +9,11 @@ from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import ROUNDING, Evidence
 from loopscope.studies.graph_walk import continuation, continuation_curves
 from loopscope.studies.graph_walk.depth_judges import chained
+from loopscope.studies.graph_walk.experiments import CONTINUATION
 from loopscope.studies.records import Record, Row, Table
-from loopscope.studies.registry import CHAINS, COHORTS, CONTINUATION, EXPERIMENTS
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.relations import chains
+from loopscope.studies.relations.experiments import CHAINS
 from loopscope.studies.report.contents import Figure, Grid, Section, titled
 from loopscope.studies.report.figures import Line, curves, lines_in_panels
 from loopscope.tasks.populations import population

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from loopscope.studies.evidence import Evidence, at_least
 from loopscope.studies.graph_walk import lasting
 from loopscope.studies.graph_walk.composition import COPY, EVERY, INDEPENDENT, long_strings
+from loopscope.studies.graph_walk.experiments import LASTING
 from loopscope.studies.graph_walk.lasting import AIM, KINDS, Counted
+from loopscope.studies.graph_walk.selection import MECHANISM
 from loopscope.studies.records import Record, Row
-from loopscope.studies.registry import EXPERIMENTS, LASTING, MECHANISM
+from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Listing, Section, percent
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.traces import Panel, Trace, traces

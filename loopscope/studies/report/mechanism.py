@@ -9,14 +9,9 @@ from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import crossing, learning, matched, switching
+from loopscope.studies.graph_walk.experiments import CROSSING, MATCHED, SWITCHING
 from loopscope.studies.records import Record, Table, apart
-from loopscope.studies.registry import (
-    COHORTS,
-    CROSSING,
-    EXPERIMENTS,
-    MATCHED,
-    SWITCHING,
-)
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.dots import rates
 from loopscope.studies.report.figures import components, curves, paired, subsets

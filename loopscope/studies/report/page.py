@@ -40,20 +40,20 @@ KICKER = '<p class="kicker">Loopscope report</p>'
 PLURAL = {HOLDS: "claims hold", FAILS: "claims do not hold", NOT_RUN: "claims not run"}
 
 
-def write_page(report: Report, folder: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
+def write_page(report: Report, folder: Path, log: Callable[[str], None] = lambda _: None) -> Path:
     """Write `folder`/index.html, and each figure as `folder`/figures/NAME.svg and NAME.pdf; returns the page's path.
 
     All files are written beside their places first and then renamed, the page last, so what was there before stays
-    until everything is ready.  `tell` gets a line before every figure is drawn.  InputError as `check_page`;
+    until everything is ready.  `log` gets a line before every figure is drawn.  InputError as `check_page`;
     StoreError, with nothing new left behind, when the file system refuses.
     """
     check_page(folder)
     files: dict[Path, bytes] = {}
     for figure in (figure for section in report.sections for figure in section.figures):
-        tell(f"drawing {figure.name}")
+        log(f"drawing {figure.name}")
         files[folder / FIGURES / f"{figure.name}.svg"] = alone(figure.drawings.svg).encode()
         files[folder / FIGURES / f"{figure.name}.pdf"] = figure.drawings.pdf
-    tell("writing")
+    log("writing")
     page = folder / PAGE
     files[page] = html(report).encode()
     _publish(page, files)

@@ -11,8 +11,9 @@ from loopscope.studies.parity import counts as parity_counts
 from loopscope.studies.parity import exact as parity_exact
 from loopscope.studies.parity import lengths as parity_lengths
 from loopscope.studies.parity import timing as parity_timing
+from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
 from loopscope.studies.records import Record, Row, Table
-from loopscope.studies.registry import EXPERIMENTS, PARITY, PARITY_EXACT
+from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, titled
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.images import Square, loop_maps

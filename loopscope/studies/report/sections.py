@@ -7,23 +7,22 @@ from dataclasses import replace
 
 from loopscope.studies.claims import Verdict
 from loopscope.studies.evidence import Evidence, in_short
-from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
-from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.records import Record
-from loopscope.studies.registry import (
-    CHAINS,
-    COHORTS,
+from loopscope.studies.graph_walk.experiments import (
     CONTINUATION,
     CROSSING,
     LASTING,
     MATCHED,
-    PARITY,
-    PARITY_EXACT,
     SELECTING,
     SWITCHING,
     TARGETS,
     TRAJECTORIES,
 )
+from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
+from loopscope.studies.records import Record
+from loopscope.studies.registry import COHORTS
+from loopscope.studies.relations.experiments import CHAINS
 from loopscope.studies.report.composing import ASKED, composition_section
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
 from loopscope.studies.report.extrapolation import chains_section, continuation_section
@@ -48,11 +47,11 @@ LEAD = (
 )
 
 
-def report_of(evidence: Evidence, verdicts: Sequence[Verdict], tell: Callable[[str], None] = lambda _: None) -> Report:
+def report_of(evidence: Evidence, verdicts: Sequence[Verdict], log: Callable[[str], None] = lambda _: None) -> Report:
     """The whole page.  Sections without records are left out."""
     made = []
     for name, section in SECTIONS.items():
-        tell(f"working out {name}")
+        log(f"working out {name}")
         if (found := section(evidence)) is not None:
             made.append(replace(found, text=(*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))))
     lead = (*LEAD, *_who(evidence), *_spoken(evidence))

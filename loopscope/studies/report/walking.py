@@ -7,8 +7,9 @@ from dataclasses import replace
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence, split
 from loopscope.studies.graph_walk import targets, trajectories
+from loopscope.studies.graph_walk.experiments import TARGETS, TRAJECTORIES
 from loopscope.studies.records import Record, Row, Table
-from loopscope.studies.registry import EXPERIMENTS, TARGETS, TRAJECTORIES
+from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent
 from loopscope.studies.report.figures import stacked_answers
 from loopscope.studies.report.heat import Walk, heat_maps, label_heat

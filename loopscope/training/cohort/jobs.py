@@ -77,7 +77,7 @@ class Settings:
     """How a job is run; none of it changes what comes out, but for the device.
 
     `metrics`: a folder for files of JSON lines, one line per member and window.  `save_every`: seconds between
-    checkpoints.  `watch` is called after every window, `tell` with a line for every checkpoint that cannot be used.
+    checkpoints.  `watch` is called after every window, `log` with a line for every checkpoint that cannot be used.
     `stop` is asked after every window, too: when it says so, there is a checkpoint and then a KeyboardInterrupt.
     """
 
@@ -85,7 +85,7 @@ class Settings:
     metrics: Path | None = None
     save_every: float = 30.0
     watch: Callable[[Progress], None] = lambda _: None
-    tell: Callable[[str], None] = warn
+    log: Callable[[str], None] = warn
     stop: Callable[[], bool] = lambda: False
 
 
@@ -280,7 +280,7 @@ def _run(job: _Job, wanted: Sequence[_Member], store: Store, settings: Settings)
         with alone(store, identity):
             # Looked up again: another process may have finished the job while this one waited for its turn to look.
             if any(store.find(job.kind, member.config, job.inputs) is None for member in job.members):
-                _train_members(job, Checkpoints(store, identity, settings.tell), settings)
+                _train_members(job, Checkpoints(store, identity, settings.log), settings)
     return [_finished(member, store, job) for member in wanted]
 
 

@@ -39,7 +39,6 @@ from loopscope.models.folders import (
     write_folder,
 )
 from loopscope.models.identity import Identity, identify
-from loopscope.models.ouro import Ouro
 from loopscope.models.passes import PRECISIONS, Boundary
 from loopscope.models.steering import FITTED
 from loopscope.models.text import TOKENIZER, Tokenizer, load_tokenizer
@@ -91,7 +90,7 @@ class Settings:
 
     `save_every`: seconds between checkpoints.  `compiled`: layers are compiled first, which takes a minute, and passes
     recorded by their shapes; on a GPU this makes updates of a small model several times faster.  `watch` is called
-    after every window; `tell` with a line about memory before the first, about what is learned after every check, and
+    after every window; `log` with a line about memory before the first, about what is learned after every check, and
     where depth grows.  `stop` is asked after every window: when it says so, there is a checkpoint and then a
     KeyboardInterrupt.
     """
@@ -100,7 +99,7 @@ class Settings:
     save_every: float = 300.0
     compiled: bool = False
     watch: Callable[[Progress], None] = lambda _: None
-    tell: Callable[[str], None] = lambda _: None
+    log: Callable[[str], None] = lambda _: None
     stop: Callable[[], bool] = lambda: False
 
 
@@ -259,8 +258,8 @@ def _run(
     """Train from the last checkpoint, if there is one, and write the result."""
     first, memory = job.processes.first, job.memory
     if first:
-        settings.tell(f"{job.recipe.name} takes about {memory}")
-    checkpoints = Checkpoints(store, job.identity, settings.tell)
+        settings.log(f"{job.recipe.name} takes about {memory}")
+    checkpoints = Checkpoints(store, job.identity, settings.log)
     with ExitStack() as stack:
         if first:
             stack.enter_context(alone(store, job.identity))
@@ -291,8 +290,8 @@ def tuner_of(job: Job, *, recompute: bool, compiled: bool, recorded: bool = True
     model.requires_grad_(job.step is None)
     if job.step is not None and job.processes.device.type == "cuda":
         narrow_products(model, torch.bfloat16)
-    if isinstance(model, Ouro):
-        model.model.early_exit_gate.requires_grad_(False)  # no loss reads it
+    for parameter in model.unread:
+        parameter.requires_grad_(False)
     step = None if job.step is None else job.step.to(job.processes.device)
     objective = Objective(model, step, job.recipe.placement)
     objective.recompute, objective.compiled = recompute, compiled
@@ -334,12 +333,12 @@ class _Reporter:
                 recipe = self.job.recipe
                 depth, pace = recipe.depth_at(last["grown"]), recipe.pace_at(last["grown"])
                 now = f"depth {depth}" if pace == 1 else f"{pace:g} steps a loop"
-                self.settings.tell(f"update {tuner.update:,}: {now} from here on")
+                self.settings.log(f"update {tuner.update:,}: {now} from here on")
             if "accuracy" in last:
                 before = max(row["update"] for row in tuner.history[:-1] if "accuracy" in row)
                 since = _shares(answers_since(tuner.history, before))
                 begun = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in since.items()) or "none"
-                self.settings.tell(f"update {tuner.update:,}: answers that began right since the last check: {begun}")
+                self.settings.log(f"update {tuner.update:,}: answers that began right since the last check: {begun}")
 
 
 def _shares(answers: Mapping[int, tuple[int, int]]) -> dict[str, float]:

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from loopscope.bounds import WIDTH, whole
 from loopscope.errors import InputError, nearest
 from loopscope.models.folders import (
-    ARCHITECTURES,
+    ADAPTERS,
     CONFIG,
     LOOPED,
     LOOPS,
@@ -158,11 +157,6 @@ def _drawn(config: Mapping[str, Any], shape: Shape, seed: int) -> Adapter:
     """The model with weights drawn from a seed; the generator of the process is left as it was."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = ARCHITECTURES[shape.like](config, shape.loops, shape.boundary)
-        if shape.like == "ouro":
-            for part in model.modules():
-                if isinstance(part, nn.Linear | nn.Embedding):
-                    part.weight.normal_(std=shape.spread)
-                if isinstance(part, nn.Linear) and part.bias is not None:
-                    part.bias.zero_()
+        model = ADAPTERS[shape.like](config, shape.loops, shape.boundary)
+        model.draw_weights(shape.spread)
     return model

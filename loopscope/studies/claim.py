@@ -1,0 +1,22 @@
+"""What a claim is: a sentence of the paper and the predicate that decides it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loopscope.studies.evidence import Judge
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, what it published, and the predicate that decides it here; or a row of ours."""
+
+    id: str
+    where: str
+    text: str
+    paper: str
+    holds_if: str
+    experiment: str = ""
+    judge: Judge | None = None
+    kind: Literal["paper", "ours"] = "paper"
