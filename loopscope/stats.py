@@ -102,7 +102,7 @@ def mean_bootstrap(
     """Mean of one-dimensional `values` (say twelve backbone means), the units resampled with replacement."""
     array = _units(values)
     _check_level(level)
-    means = _resample(_generator(seed), draws, len(array)) @ array / len(array)
+    means = _draw(seed, draws, len(array)) @ array / len(array)
     return _estimate(float(array.mean()), means, level, len(array), unit)
 
 
