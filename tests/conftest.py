@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ settings.register_profile("loopscope", derandomize=True, deadline=None, print_bl
 settings.load_profile("loopscope")
 
 # The tensors here are tiny.  A second thread brings nothing, and on a busy machine waiting for it takes milliseconds
-# per operation.
+# per operation; in the processes that tests start, too.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:

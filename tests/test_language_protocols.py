@@ -139,8 +139,8 @@ def test_what_is_done_is_not_done_again(trained: Command) -> None:
 def test_an_interrupt_ends_a_test_too(trained: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = language_protocols.Settings
 
-    def stopped(*given: Any) -> Any:
-        return settings(*given[:5], lambda: True)
+    def stopped(**given: Any) -> Any:
+        return settings(**{**given, "stop": lambda: True})
 
     monkeypatch.setattr("loopscope.training.lm.jobs.Settings", stopped)
     code, _, err = trained(*ONE, *shortened("iterations", "smol"))
