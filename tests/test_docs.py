@@ -32,6 +32,7 @@ def test_quick_start_runs(capsys: object) -> None:
     assert "48 patched runs" in printed
 
 
+@pytest.mark.slow
 def test_the_page_on_language_models_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +50,7 @@ def test_the_page_on_language_models_runs(
         assert line in printed
 
 
+@pytest.mark.slow
 def test_the_papers_protocols_run_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
