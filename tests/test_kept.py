@@ -21,8 +21,8 @@ from loopscope.studies.language.recipes import recipe
 from loopscope.studies.language.records import load_language
 from loopscope.studies.language.zoo import walkers
 from loopscope.studies.records import records
-from loopscope.tasks import letter_pairs
-from loopscope.training.lm.new_model import Shape, write_fresh
+from loopscope.tasks.letters import pairs as letter_pairs
+from loopscope.training.lm.new_model import Shape, write_new
 from loopscope.training.lm.words import write_words
 from tests.commands import loopscope
 from tests.stores import everything_under, flip, put_backbone
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A very small walker with random weights."""
     made = tmp_path_factory.mktemp("models")
     write_words(made / "words", "letters")
-    write_fresh(made / "walker", Shape("llama", layers=1, width=16, heads=2, loops=2), made / "words")
+    write_new(made / "walker", Shape("llama", layers=1, width=16, heads=2, loops=2), made / "words")
     return made / "walker"
 
 

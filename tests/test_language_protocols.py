@@ -119,8 +119,8 @@ def test_an_interrupt_ends_a_test_too(command: Command, monkeypatch: pytest.Monk
     asked = iter([False] * 6 + [True] * 99)  # after the windows of three short stages
     settings = language_protocols.Settings
 
-    def stopped(*given: Any) -> Any:
-        return settings(*given[:5], lambda: next(asked))
+    def stopped(**given: Any) -> Any:
+        return settings(**{**given, "stop": lambda: next(asked)})
 
     monkeypatch.setattr("loopscope.training.lm.jobs.Settings", stopped)
     code, _, err = command(*ONE, *shortened("iterations", "smol"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,9 +18,11 @@ from loopscope.models.identity import Identity
 from loopscope.models.passes import states
 from loopscope.models.placement import between
 from loopscope.program import F
+from loopscope.quantity import Quantity, every, of_tables, one
 from loopscope.store.store import Store
 from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
+from loopscope.studies.iterations.tables import PAPER_LONG
 from loopscope.studies.language.names import how_much, scale_of
 from loopscope.studies.language.records import (
     LANGUAGE,
@@ -30,7 +32,7 @@ from loopscope.studies.language.records import (
     measure_letters,
     selection_of,
 )
-from loopscope.studies.language.tables import PAPER_LONG, tables
+from loopscope.studies.language.tables import tables
 from loopscope.studies.letters.tables import walked
 from loopscope.studies.letters.tests import answer_tokens, question_tokens
 from loopscope.studies.letters.walks import walk_letters
@@ -200,7 +202,7 @@ def test_patches_at_the_last_loop_decide_before_a_larger_model_patched_elsewhere
     assert (found["letter.rescue"].verdict, found["letter.rescue"].backbones) == (FAILS, ("smollm2-135m",))
     assert (found["letter.steer"].ours, found["letter.steer"].backbones) == ("5/256 -> 251/256", ("large",))
     (other,) = found["letter.rescue"].others
-    assert (other.verdict, [each.row.name for each in other.failed]) == (HOLDS, ["wrong loop"])
+    assert (other.verdict, [each.row.label for each in other.failed]) == (HOLDS, ["wrong loop"])
     assert control(other.failed[0]) == "control fails: wrong loop gives the answer in 157 of 256 (paper 0 of 256)"
     assert other.changed[0] == "patches in loops 2-4 (paper: in the last), so that the wrong loop is the next one"
     assert found["letter.controls"].verdict == HOLDS
@@ -223,10 +225,10 @@ def test_heads_named_by_hand_count_as_those_of_a_search() -> None:
 def test_controls_of_content_and_damage_fail_beside_their_effect() -> None:
     content = PAPER_CONTENT | {"wrong loop": {"E": 52}, "values": {"D": 51}, "comparison output": {"D": 52}}
     found = verdicts(letters("pattern-vs-output", content))["letter.content"]
-    assert [(each.row.name, each.gives) for each in found.failed] == [("wrong loop", "E"), ("comparison output", "D")]
+    assert [(each.row.label, each.gives) for each in found.failed] == [("wrong loop", "E"), ("comparison output", "D")]
     damaged = PAPER_STEERING | {"steered": 200, "comparison damage": 160, "complement damage": 159}
     found = verdicts(letters("steering", damaged))["letter.damage"]
-    assert [each.row.name for each in found.failed] == ["the other heads of the same layers"]
+    assert [each.row.label for each in found.failed] == ["the other heads of the same layers"]
     assert control(found.failed[0]) == "control fails: the same at the other heads of the same layers leaves 159 of 256"
 
 
@@ -298,25 +300,49 @@ def test_of_models_of_one_size_the_one_with_as_many_loops_counts(
         assert verdicts(*found)["letter.steer"].verdict == HOLDS
 
 
+def quantities(made: Record) -> list[Quantity]:
+    return list(of_tables(tables(made)))
+
+
 def test_tables_have_the_papers_numbers_beside() -> None:
     first, gap = tables(letters("steering", PAPER_STEERING))
-    assert all(row.paper == row.estimate.value for row in first.rows)
+    assert (first.id, gap.id) == ("letters.steering", "letters.steering.difference")
+    assert all(row.published == row.estimate.value for row in first.rows)
     assert "agree in 2,048 of 2,048 generations" in first.note
-    assert gap.rows[0].estimate.value == pytest.approx(3 / 256)
+    assert one(gap.rows, gap.id, condition="steered", minus="rescue").estimate.value == pytest.approx(3 / 256)
     assert gap.note == "Paired; right only when steered 3, only when patched 0, sign test p = 0.25."
-    rows = {row.name: row for row in tables(letters("pattern-vs-output", PAPER_CONTENT))[0].rows}
-    assert all(row.paper == row.estimate.value for row in rows.values())
-    assert rows["output: D"].estimate.value == 240 / 256
-    short = tables(letters("pattern-vs-output", {"pattern": {"before_D": 251}, "output": {"before_B": 3}}))[2]
-    assert {row.name: round(row.estimate.value * 256) for row in short.rows} == {
-        "pattern: receiver's last but one": 0, "pattern: donor's last but one": 251,
-        "output: receiver's last but one": 3, "output: donor's last but one": 0,
+    content = every(quantities(letters("pattern-vs-output", PAPER_CONTENT)), "letters.content")
+    assert all(row.published == row.estimate.value for row in content)
+    assert one(content, "letters.content", condition="output", answer="D").estimate.value == 240 / 256
+    made = quantities(letters("pattern-vs-output", {"pattern": {"before_D": 251}, "output": {"before_B": 3}}))
+    short = every(made, "letters.content.short")
+    assert {(row.at["condition"], row.at["run"]): round(row.estimate.value * 256) for row in short} == {
+        ("pattern", "receiver"): 0, ("pattern", "donor"): 251, ("output", "receiver"): 3, ("output", "donor"): 0,
     }  # fmt: skip
-    right, mended = tables(letters("restoration", PAPER_RESTORATION))
-    assert [row.paper for row in right.rows] == [row.estimate.value for row in right.rows]
-    assert [(row.name, row.estimate.value, row.n) for row in mended.rows] == [
+    assert [row.label for row in short[:2]] == ["pattern: receiver's last but one", "pattern: donor's last but one"]
+    right, mended = tables(letters("restoration", PAPER_RESTORATION | {"layer 10": 5, "layer 9": 4}))
+    published = [row for row in right.rows if "layer" not in row.at]
+    assert [row.published for row in published] == [row.estimate.value for row in published]
+    assert [(row.at["condition"], row.estimate.value, row.n) for row in mended.rows if "layer" not in row.at] == [
         ("selected", 1.0, 249), ("comparison", 0.0, 249), ("all", 1.0, 249),
     ]  # fmt: skip
+    assert [row.at["layer"] for row in mended.rows if "layer" in row.at] == [9, 10]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: letters("steering", PAPER_STEERING), lambda: letters("pattern-vs-output", PAPER_CONTENT),
+        lambda: letters("restoration", PAPER_RESTORATION), lambda: antonyms("stepwise", 20, 64),
+        lambda: iterations(PAPER_COUNTS),
+    ],
+)  # fmt: skip
+def test_every_quantity_has_a_place_of_its_own(made: Callable[[], Record]) -> None:
+    """An id with all coordinates is one number, and begins with the name of its experiment."""
+    record = made()
+    found = quantities(record)
+    assert len({(each.id, *sorted(each.at.items())) for each in found}) == len(found)
+    assert {each.id.partition(".")[0] for each in found} == {record.experiment}
 
 
 def test_patterns_of_the_next_loop_may_lead_a_loop_ahead() -> None:
@@ -327,9 +353,9 @@ def test_patterns_of_the_next_loop_may_lead_a_loop_ahead() -> None:
     predictions = {**made.predictions, "steering-by-loop": {"steered": steered, "wrong loop": early}}
     everywhere = replace(made, predictions=predictions, settings={**made.settings, "patched": [2, 3, 4]})
     ahead = tables(everywhere)[-1]
-    assert ahead.title == "Letters, steering: the wrong loop, a loop ahead"
-    assert [row.estimate.value for row in ahead.rows] == [0.0, 1.0, 0.75]
-    assert ahead.title not in {each.title for each in tables(replace(made, predictions=predictions))}
+    assert (ahead.id, ahead.title) == ("letters.steering.ahead", "Letters, steering: the wrong loop, a loop ahead")
+    assert [(row.at["loop"], row.estimate.value) for row in ahead.rows] == [(1, 0.0), (2, 1.0), (3, 0.75)]
+    assert not every(quantities(replace(made, predictions=predictions)), ahead.id)
 
 
 @pytest.mark.parametrize(
@@ -422,11 +448,12 @@ def test_two_backbones_may_have_one_name() -> None:
 
 def test_tables_of_antonyms() -> None:
     depths, truncated, chosen = tables(antonyms("stepwise", 20, 64))
-    rows = {row.name: row for row in depths.rows}
-    assert [rows[f"template 0, J, k = {k}"].estimate.value for k in (4, 5, 6)] == [0, 20 / 64, 0]
-    assert rows["template 0, no map, k = 4"].paper == 1
-    cells = {row.name: row.estimate.value for row in truncated.rows}
-    assert [[cells[f"loop {t}: deletion {k}"] for k in range(1, 5)] for t in range(1, 5)] == torch.eye(4).tolist()
+    steered = [one(depths.rows, "antonyms.right", template=0, steered=True, k=k) for k in (4, 5, 6)]
+    assert [row.estimate.value for row in steered] == [0, 20 / 64, 0]
+    assert steered[0].label == "template 0, J, k = 4"
+    assert one(depths.rows, "antonyms.right", template=0, steered=False, k=4).published == 1
+    cells = {(row.at["loop"], row.at["deletion"]): row.estimate.value for row in truncated.rows}
+    assert [[cells[t, k] for k in range(1, 5)] for t in range(1, 5)] == torch.eye(4).tolist()
     assert [row.estimate for row in chosen.rows] == [row.estimate for row in truncated.rows]
 
 
@@ -479,20 +506,27 @@ def test_iterations_are_told_from_both_sets_of_starts() -> None:
 
 
 def test_tables_of_iterations() -> None:
-    whole, parsed, zero, *from_trained = tables(iterations((128, 128, 128, 128), (384, 256, 128, 0)))
-    rows = {row.name: row for row in whole.rows}
-    assert (rows["successor, long: F"].estimate.value, rows["weekday, long: F"].estimate.value) == (1.0, 0.0)
-    assert rows["all short: J"].estimate.value == 1.0
-    assert rows["all long: J+F"].paper == pytest.approx(0.8969, abs=1e-4)
+    found = quantities(iterations((128, 128, 128, 128), (384, 256, 128, 0)))
+    whole, parsed, trained, read = (
+        every(found, id, split=split)
+        for split, id in product(("test", "train"), ("iterations.whole", "iterations.parsed"))
+    )
+
+    def value(rows: list[Quantity], task: str, branch: str, length: str = "long") -> float:
+        return one(rows, "iterations.whole", task=task, length=length, branch=branch).estimate.value
+
+    assert (value(whole, "successor", "F"), value(whole, "weekday", "F")) == (1.0, 0.0)
+    assert value(whole, "all", "J", "short") == 1.0
+    paper = one(whole, "iterations.whole", task="all", length="long", branch="J+F").published
+    assert paper == pytest.approx(0.8969, abs=1e-4)
     assert tuple(sum(counts) for counts in PAPER_LONG.values()) == PAPER_COUNTS
-    assert len(parsed.rows) == len(whole.rows) == 4 * 7
-    assert {row.name: round(row.estimate.value * row.n) for row in zero.rows}["weekday: repeats start"] == 32
-    trained, read, _ = from_trained
-    theirs = {row.name: row for row in trained.rows}
-    assert [theirs[f"all long: {branch}"].estimate.value for branch in BRANCHES] == [0.6, 0.4, 0.2, 0.0]
-    assert [theirs[f"weekday, long: {branch}"].estimate.value for branch in BRANCHES] == [1.0, 1.0, 0.0, 0.0]
-    assert {name: row.paper for name, row in theirs.items()} == {name: row.paper for name, row in rows.items()}
-    assert [row.name for row in read.rows] == [row.name for row in trained.rows]
+    assert len(parsed) == len(whole) == 4 * 7
+    repeats = one(found, "iterations.baseline", split="test", task="weekday", baseline="repeats_start")
+    assert round(repeats.estimate.value * repeats.n) == 32
+    assert [value(trained, "all", branch) for branch in BRANCHES] == [0.6, 0.4, 0.2, 0.0]
+    assert [value(trained, "weekday", branch) for branch in BRANCHES] == [1.0, 1.0, 0.0, 0.0]
+    assert [row.published for row in trained] == [row.published for row in whole]
+    assert [row.label for row in read] == [row.label for row in trained]
 
 
 def test_tables_of_iterations_say_whose_starts_they_have() -> None:
@@ -502,9 +536,12 @@ def test_tables_of_iterations_say_whose_starts_they_have() -> None:
     assert [table.title for table in trained] == [f"Iterations from trained starts: {kind}" for kind in kinds]
     assert held_out[0].note.startswith("Starts are held out, which the paper's are not.")
     assert trained[0].note == "The paper's setting: its starts are not held out."
-    one, other = ({row.name: row.estimate.value for row in each[2].rows} for each in (held_out, trained))
-    assert one["doubling: says one thing"] == commonest("doubling", "test") > 0.5  # of two starts
-    assert other["doubling: says one thing"] == commonest("doubling", "train") < 0.3  # of seven
+    first, second = (
+        one(each[2].rows, "iterations.baseline", task="doubling", baseline="says_one_thing").estimate.value
+        for each in (held_out, trained)
+    )
+    assert first == commonest("doubling", "test") > 0.5  # of two starts
+    assert second == commonest("doubling", "train") < 0.3  # of seven
 
 
 def test_a_record_without_trained_starts_is_damage() -> None:
@@ -545,9 +582,9 @@ def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:
 
     again = measure_letters(replace(subject(), model=Broken()), store, count=20)
     assert [each.settings for each in again] == [each.settings for each in made]
-    for one, other in zip(again, made, strict=True):
+    for found_anew, other in zip(again, made, strict=True):
         for where, answers in other.predictions.items():
-            assert {n: t.tolist() for n, t in one.predictions[where].items()} == {
+            assert {n: t.tolist() for n, t in found_anew.predictions[where].items()} == {
                 n: t.tolist() for n, t in answers.items()
             }
     with pytest.raises(InputError, match="measured again"):  # another map is another subject
@@ -572,11 +609,11 @@ def test_walks_say_whom_each_loop_names(tmp_path: Path) -> None:
                 assert steps == next((n for n in range(10) if letter.taker(letter.start, n) == name), 255)
     right, native, steered = tables(made)
     assert len(right.rows) == 32
-    assert {row.name: row.paper for row in right.rows}["template 5, J, k = 8"] == 13 / 16
-    assert [row.estimate.value for row in right.rows if row.name == "template 0, J, k = 8"] == [1.0]
-    assert [row.estimate.value for row in right.rows if row.name == "template 0, no map, k = 8"] == [0.0]
+    assert one(right.rows, "letters.walks", template=5, steered=True, k=8).published == 13 / 16
+    for with_j in (True, False):
+        assert one(right.rows, "letters.walks", template=0, steered=with_j, k=8).estimate.value == float(with_j)
     assert len(native.rows) == len(steered.rows) == 32
-    assert "k = 8, loop 4: 8" in {row.name for row in steered.rows}
+    assert one(steered.rows, "letters.walks.loops", steered=True, k=8, loop=4).at["transfers"] == 8
 
 
 def test_a_map_that_does_nothing_is_recorded_too(tmp_path: Path) -> None:

@@ -14,15 +14,16 @@ import torch
 from loopscope.errors import InputError
 from loopscope.measure.heads import Heads, Selection, Tried
 from loopscope.measure.replies import answers_name
-from loopscope.stats import wilson
+from loopscope.quantity import Quantity, one
+from loopscope.stats import Estimate, wilson
 from loopscope.store.store import Store
+from loopscope.studies.antonyms.tables import PAPER_READOUTS
 from loopscope.studies.claims import HOLDS, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.language.layouts import LETTERS
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.language.tables import PAPER_READOUTS
-from loopscope.studies.records import Record, Row, records, save
+from loopscope.studies.records import Record, records, save
 from loopscope.studies.report.contents import Figure, Grid, Listing, Report, Section
 from loopscope.studies.report.dots import Search, Spot, Step, dots, searches
 from loopscope.studies.report.drawing import BLUE, ORANGE, THEMED
@@ -124,7 +125,7 @@ def listing(made: Section, title: str) -> Listing:
     return found
 
 
-def values(rows: dict[str, Row]) -> list[float]:
+def values(rows: dict[str, Quantity]) -> list[float]:
     return [row.estimate.value for row in rows.values()]
 
 
@@ -312,9 +313,11 @@ def test_walks_are_drawn_by_the_transfers_asked_for() -> None:
     assert "(135M), J: " + "".join(f"100.0 at {k}, " for k in range(1, 8)) + "50.0 at 8 (paper: " in drawn.description
     assert "(135M), no map: 100.0 at 1, 100.0 at 2, 100.0 at 3, 100.0 at 4, 0.0 at 5, " in drawn.description
     _, native, steered = found.more
-    assert {"k = 3, loop 2: 2", "k = 8, loop 4: 4"} <= {row.name for row in native.rows}
-    assert {"k = 3, loop 2: 3", "k = 8, loop 4: 8"} <= {row.name for row in steered.rows}
-    assert {row.name: row.estimate.value for row in steered.rows}["k = 8, loop 4: 8"] == 0.5
+    for table, expected in ((native, (2, 4)), (steered, (3, 8))):
+        cells = [one(table.rows, "letters.walks.loops", k=k, loop=loop) for k, loop in ((3, 2), (8, 4))]
+        assert [each.at["transfers"] for each in cells] == [*expected]
+        assert cells[0].label == f"k = 3, loop 2: {expected[0]}"
+    assert cells[1].estimate.value == 0.5
 
 
 def test_a_walker_that_forgets_beyond_its_trained_loops_is_read_where_it_was_trained() -> None:
@@ -350,7 +353,7 @@ def test_a_search_alone_is_shown() -> None:
 
 def test_heads_that_were_given_are_named_beside_those_selected() -> None:
     given = as_model(letters("steering", PAPER_STEERING | {"rescue": 5}), "smol", heads="6.2")
-    rows = walkers(given, *walked()).rows("steering", "Letters, steering: right")
+    rows = walkers(given, *walked()).by_condition("steering", "letters.steering")
     assert {label: found["rescue"].estimate.value for label, found in rows.items()} == {
         "smol (135M)": 248 / 256, "smol (135M), heads 6.2 in loop 4": 5 / 256,
     }  # fmt: skip
@@ -362,8 +365,15 @@ def test_heads_that_were_given_are_named_beside_those_selected() -> None:
     assert list(both) == ["smol (135M), no heads", "smol (135M), heads 6.2 in loop 4"]
 
 
+def quantity(name: str, estimate: Estimate, n: int, published: float | None = None) -> Quantity:
+    return Quantity("letters.steering", name, estimate, n, published, {"condition": name})
+
+
 def test_models_that_were_asked_less_say_so() -> None:
-    rows = {"a": [Row("x", wilson(8, 16), 16, 0.25)], "b": [Row("x", wilson(1, 2), 2), Row("y", wilson(1, 2), 2)]}
+    rows = {
+        "a": [quantity("x", wilson(8, 16), 16, 0.25)],
+        "b": [quantity("x", wilson(1, 2), 2), quantity("y", wilson(1, 2), 2)],
+    }
     made = side_by_side("T", "letters", rows)
     space = "\N{NO-BREAK SPACE}"
     assert made.columns == [f"a, n{space}={space}16", f"b, n{space}={space}2", "paper: Ouro-2.6B"]
@@ -375,7 +385,7 @@ def test_models_that_were_asked_less_say_so() -> None:
 
 def test_rows_that_only_some_models_have_stand_after_their_neighbours() -> None:
     names = {"a": ["all", "layer 24"], "b": ["all", "layer 1", "layer 3"], "c": ["all", "layer 1", "layer 2"]}
-    rows = {label: [Row(name, wilson(1, 2), 2) for name in mine] for label, mine in names.items()}
+    rows = {label: [quantity(name, wilson(1, 2), 2) for name in mine] for label, mine in names.items()}
     made = side_by_side("T", "letters", rows)
     assert list(made.lines) == ["all", "layer 1", "layer 2", "layer 3", "layer 24"]
     assert {name: list(line) for name, line in made.lines.items()}["layer 1"] == ["b", "c"]

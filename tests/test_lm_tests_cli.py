@@ -62,7 +62,8 @@ def test_letters_are_recorded_and_judged(capsys: pytest.CaptureFixture[str], com
     made = as_json(command(*asked, "--json"))
     assert [each["settings"]["set"] for each in made] == ["steering", "restoration"]
     assert {each["scale"] for each in made} == {"worded (5,616 parameters) in place of Ouro-2.6B, 2 of 256 pairs"}
-    steering = {row["name"]: row for row in made[0]["tables"][0]["rows"]}
+    assert made[0]["tables"][0]["id"] == "letters.steering"
+    steering = {row["at"]["condition"]: row for row in made[0]["tables"][0]["rows"]}
     assert steering["self-output"]["estimate"] == steering["unsteered"]["estimate"]
     assert max(value for each in made for value in each["notes"]["errors"].values()) < 1e-3
     before = everything_under(tmp_path / "store")

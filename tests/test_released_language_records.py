@@ -56,7 +56,7 @@ def test_their_numbers_are_those_that_were_published(there: tuple[Artefact, ...]
     """The whole answers that every table counts, not their intervals: those are of `stats`."""
     told = {
         each.key: [
-            [table.title, [[row.name, round(row.estimate.value * row.n), row.n] for row in table.rows if row.n]]
+            [table.title, [[row.label, round(row.estimate.value * row.n), row.n] for row in table.rows if row.n]]
             for table in tables(load(each))
         ]
         for each in there

@@ -38,7 +38,7 @@ def tune(folder: Path, recipe: Recipe, out: Path, store: Path, stop: int = 0) ->
     """Fine-tune or fit; `stop` breaks off after that update, with a checkpoint after each."""
 
     def watch(now: Progress) -> None:
-        if now.update == stop:
+        if now.done == stop:
             raise StoppedError
 
     settings = Settings(CPU, save_every=0.0, watch=watch)

@@ -22,6 +22,7 @@ from rich.text import Text
 
 import loopscope
 from loopscope.cli.stopping import TERMINATED, Terminated, terminating
+from loopscope.cli.threads import Threads, fix_threads
 from loopscope.errors import InputError, LoopscopeError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -187,8 +188,9 @@ def print_table(
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Version = False) -> None:
+def _root(context: typer.Context, version: Version = False, threads: Threads = None) -> None:
     """Read, steer and patch looped transformers."""
+    fix_threads(context, threads)
     if version:
         say(f"loopscope {loopscope.__version__}")
         raise typer.Exit

@@ -13,6 +13,7 @@ import typer
 from loopscope.bounds import VOCABULARY, whole
 from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.cli.display import spinner
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.errors import InputError, nearest
 from loopscope.store.outputs import check_file, parent_of
 
@@ -79,7 +80,7 @@ def lm_readouts(
     from loopscope.models.decoding import pad_left
     from loopscope.models.folders import load, read_config
     from loopscope.models.passes import precision_named
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     if (text is None) == (ids is None):
         raise InputError("give either --text or --ids")
@@ -101,6 +102,7 @@ def lm_readouts(
     tokens, mask = pad_left(prompts)
     with spinner() as log:
         log("loading")
+        choose_threads(weights_in(path))
         model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
         log("reading")
         found = read_loops(model, tokens, mask=mask, last=out is None)

@@ -28,6 +28,7 @@ from loopscope.cli.lm import (
     named,
     quiet_transformers,
 )
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.cli.training import Device
 from loopscope.errors import InputError
 
@@ -255,12 +256,13 @@ def _job(
     from loopscope.models.passes import precision_named
     from loopscope.models.steering import InFull, check_fitted, load_steering_map
     from loopscope.models.text import load_tokenizer
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     ending = ending_named(boundary)
     precision_named(dtype)
     where = pick_device(device)
     folder = language_folder(folder)
+    choose_threads(weights_in(folder))
     shape = outline(folder, boundary=ending)
     if out is not None:
         check_out(out, folder, force)

@@ -59,7 +59,7 @@ def lm_reproduce(
     refuse_incomplete(store, export)
     target = store_to_be(store)
     outcomes: list[Trained | Record] = []
-    with at_work(text, device, save_every, compiled) as (sources, settings, shown):
+    with at_work(folder, text, device, save_every, compiled) as (sources, settings, shown):
         for each in carry_out(
             asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, log=shown.log
         ):

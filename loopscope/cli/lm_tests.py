@@ -14,12 +14,14 @@ from loopscope.cli.app import AsJson, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
 from loopscope.cli.stores import StoreFolder, store_to_be
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.cli.training import Device
 
 if TYPE_CHECKING:
+    from loopscope.quantity import Quantity
     from loopscope.store.store import Store
     from loopscope.studies.language.records import LanguageSubject
-    from loopscope.studies.records import Record, Row
+    from loopscope.studies.records import Record
 
 test_app = typer.Typer(
     no_args_is_help=True,
@@ -139,7 +141,7 @@ def _at_work(
     from loopscope.loading import language_folder, map_folder
     from loopscope.models.passes import precision_named
     from loopscope.studies.language.records import load_language
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     ending = ending_named(boundary)
     precision = precision_named(dtype)
@@ -148,6 +150,7 @@ def _at_work(
     target = store_to_be(store)
     with spinner() as log:
         log("loading")
+        choose_threads(weights_in(place))
         subject = load_language(
             place, map_folder(step), name=called, loops=loops, boundary=ending, device=pick_device(device),
             dtype=precision, any_map=any_map,
@@ -168,7 +171,7 @@ def print_record(record: Record) -> None:
     from loopscope.studies.language.tables import tables
 
     for table in tables(record):
-        if rows := [(row.name, *_numbers(row)) for row in table.rows]:
+        if rows := [(row.label, *_numbers(row)) for row in table.rows]:
             print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
         if table.note:
             say(table.note)
@@ -176,9 +179,9 @@ def print_record(record: Record) -> None:
         say(f"The map is {provenance}.")
 
 
-def _numbers(row: Row) -> tuple[str, str, str, str]:
+def _numbers(row: Quantity) -> tuple[str, str, str, str]:
     each = row.estimate
-    paper = "" if row.paper is None else f"{100 * row.paper:.1f}"
+    paper = "" if row.published is None else f"{100 * row.published:.1f}"
     return f"{100 * each.value:.1f}", f"{100 * each.low:.1f}..{100 * each.high:.1f}", f"{row.n:,}", paper
 
 

@@ -13,6 +13,7 @@ from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import quiet_transformers
 from loopscope.cli.stores import StoreFolder, ZooFolder
+from loopscope.cli.threads import SMALL, choose_threads, numbers_of
 from loopscope.cli.training import Device, SaveEvery, job
 from loopscope.errors import InputError, nearest
 
@@ -194,7 +195,7 @@ def _quick(
     from loopscope.store.zoo import open_zoo
     from loopscope.studies.graph_walk.experiments import selection
     from loopscope.studies.runner import carry_out, steps
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     weights = open_zoo(zoo)
     chosen = selection(stored)
@@ -206,6 +207,7 @@ def _quick(
             f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)} for "
             f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
         )
+    choose_threads(SMALL)
     with spinner() as log:
         return list(carry_out(todo, weights, Store(folder), pick_device(device), log))
 
@@ -233,7 +235,7 @@ def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
     from loopscope.store.artefacts import LM_MAP
     from loopscope.store.store import Store
     from loopscope.store.zoo import open_zoo
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     weights = open_zoo(zoo)
     if not weights.every(LM_MAP):
@@ -258,8 +260,11 @@ def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:
 def _paper(
     asked: list[Experiment], cohorts: list[Cohort], folder: Path, device: str, save_every: float
 ) -> list[Record]:
+    from loopscope.studies.recipes import backbone_recipe
     from loopscope.studies.runner import from_nothing
 
+    sizes = [(backbone_recipe(name), len(cohort.seeds)) for cohort in cohorts for name in cohort.recipes]
+    choose_threads(max(numbers_of(each.model, each.batch, seeds) for each, seeds in sizes))
     with job(device, folder, save_every) as (store, settings, _, log):
         return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, log)]
 

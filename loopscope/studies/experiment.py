@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from loopscope.store.store import Store
 from loopscope.studies.graph_walk.selection import Role, Selection
-from loopscope.studies.records import Facts, LayoutOf, Predictions, Table
+from loopscope.studies.records import AnyTable, Facts, LayoutOf, Predictions
 
 Profile = Literal["quick", "paper"]
 PROFILES: tuple[Profile, ...] = ("quick", "paper")
@@ -73,7 +73,7 @@ class Experiment:
     settings: Callable[[Role, Profile], list[dict[str, Any]]]
     uses: tuple[str, ...] | None = ()
     """The targets whose maps it uses; None: all that there are."""
-    tables: Callable[[Predictions, Facts, bool], list[Table]] | None = None
+    tables: Callable[[Predictions, Facts, bool], Sequence[AnyTable]] | None = None
     """What follows from one record; the last argument asks for the published numbers.  None: it takes several."""
     notes: Callable[[Store, str, str], dict[str, Any]] | None = None
     """What else to keep of a backbone's weights, given their store, its name and the prefix of its maps' recipes."""

@@ -12,13 +12,8 @@ from loopscope.studies.language.records import selection_of
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING
 from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.records import Record, percent
-from tests.told.sentences import FINDINGS, Known, Rows, Section, table_row
-
-RIGHT, ALONG, AHEAD = (
-    "Letters, steering: right", "Letters, steering: as the steered run", "Letters, steering: the wrong loop"
-)  # fmt: skip
-ANSWERED, SHORT = "Letters, pattern against output: what", "Letters, pattern against output: one transfer"
-REPAIRED = "Letters, restoration: repaired"
+from tests.told.found import Found
+from tests.told.sentences import FINDINGS, Known, Section, table_row
 
 
 def record(evidence: Evidence, name: str, test: str, patched: tuple[int, ...] | None = None) -> Record:
@@ -28,33 +23,51 @@ def record(evidence: Evidence, name: str, test: str, patched: tuple[int, ...] | 
     return only
 
 
+def answers(evidence: Evidence, patched: Record) -> Found:
+    """Answers of the test of patterns against outputs: `[pattern E]`."""
+    return Found.of(evidence, patched, "letters.content", "condition", "answer")
+
+
+def _short(evidence: Evidence, patched: Record) -> Found:
+    """Who has the letter before the last transfer of a run is named: `[pattern donor]`."""
+    return Found.of(evidence, patched, "letters.content.short", "condition", "run")
+
+
+def walked(evidence: Evidence, walks: Record, steered: bool = True) -> Found:
+    """Right answers with J or without, by template and transfers: `[5 8]`."""
+    return Found.of(evidence, walks, "letters.walks", "template", "k", steered=steered)
+
+
 def _known(evidence: Evidence, name: str, everywhere: tuple[int, ...] | None = None) -> dict[str, object]:
     """The tables of a model's records; `everywhere`: the loops of patches between graphs that are told first."""
     steering, content = record(evidence, name, STEERING), record(evidence, name, CONTENT, everywhere)
-    walks = Rows.in_record(evidence, record(evidence, name, WALKS), "Letters, walks: right")
-    rows = {
-        part: Rows.in_record(evidence, where, title)
-        for part, where, title in (
-            ("steering", steering, RIGHT), ("along", steering, ALONG), ("ahead", steering, AHEAD),
-            ("content", content, ANSWERED), ("short", content, SHORT),
-            ("repaired", record(evidence, name, RESTORATION), REPAIRED),
-        )
+    walks = record(evidence, name, WALKS)
+    found = {
+        "steering": Found.of(evidence, steering, "letters.steering", "condition"),
+        "along": Found.of(evidence, steering, "letters.steering.along", "condition", "loop"),
+        "ahead": Found.of(evidence, steering, "letters.steering.ahead", "loop"),
+        "content": answers(evidence, content), "short": _short(evidence, content),
+        "repaired": Found.of(
+            evidence, record(evidence, name, RESTORATION), "letters.restoration.repaired", "condition"
+        ),
+        "walks": walked(evidence, walks), "alone": walked(evidence, walks, steered=False),
+        "loops": Found.of(evidence, walks, "letters.walks.loops", "k", "loop", "transfers", steered=True),
     }  # fmt: skip
     chosen = Heads.parse(steering.settings["heads"])
     return {
-        **rows, "walks": walks, "heads": str(chosen), "many": len(chosen), "patched": steering.settings["patched"],
-        "searched": selection_of(record(evidence, name, HEADS)), "graphs": walks["template 0, J, k = 8"].n,
+        **found, "heads": str(chosen), "many": len(chosen), "patched": steering.settings["patched"],
+        "searched": selection_of(record(evidence, name, HEADS)), "graphs": found["walks"]["0 8"].n,
     }  # fmt: skip
 
 
-def _walked(known: Known, without: str = "template 0, no map") -> bool:
+def _walked(known: Known, template: int = 0) -> bool:
     """All right to four transfers without J, none beyond."""
-    return all(known["walks"].value(f"{without}, k = {k}") == (k <= 4) for k in range(1, 9))
+    return all(known["alone"].value(template, k) == (k <= 4) for k in range(1, 9))
 
 
 def _one_each(known: Known) -> bool:
     """With J, loop t names whom t transfers lead to, most often, in requests for all eight."""
-    return all(f"k = 8, loop {loop}: {loop}" in known["loops"] for loop in range(1, 9))
+    return all(f"8 {loop} {loop}" in known["loops"] for loop in range(1, 9))
 
 
 # ---- SmolLM2-135M ----------------------------------------------------------------------------------------------------
@@ -69,14 +82,14 @@ def _smollm2(evidence: Evidence) -> Known:
     searches = [selection_of(record(evidence, name, HEADS)) for name in FOUR]
     model = last.notes["model"]
     return _known(evidence, SMOLLM2, EVERY) | {
-        "last": Rows.in_record(evidence, last, ANSWERED), "last_short": Rows.in_record(evidence, last, SHORT),
+        "last": answers(evidence, last), "last_short": _short(evidence, last),
         "last_heads": last.settings["heads"], "every": model["layers"] * model["heads"],
         "passed": [each is not None and each.passed for each in searches],
         "small": [
-            Rows.in_record(evidence, record(evidence, name, STEERING), RIGHT)["wrong loop"] for name in FOUR[::2]
+            Found.of(evidence, record(evidence, name, STEERING), "letters.steering", "condition")["wrong loop"]
+            for name in FOUR[::2]
         ],
         "small_patched": [tuple(record(evidence, name, STEERING).settings["patched"]) for name in FOUR[::2]],
-        "loops": Rows.in_record(evidence, record(evidence, SMOLLM2, WALKS), "Letters, walks: what loops say, with J"),
         "judged": {
             "rescue": language_judges.rescue(evidence), "damage": language_judges.damage(evidence),
             "controls": language_judges.controls(evidence), "restore": language_judges.restore(evidence),
@@ -96,50 +109,50 @@ def _decided(known: Known) -> bool:
 
 
 def _changed(which: str) -> Callable[[Known], str]:
-    return lambda known: percent(1 - known["content"].value(f"{which}: B"))
+    return lambda known: percent(1 - known["content"].value(which, "B"))
 
 
 def _held_out(first: int, last: int) -> list[str]:
-    return [f"{{walks[template 5, J, k = {k}].p}}" for k in range(first, last + 1)]
+    return [f"{{walks[5 {k}].p}}" for k in range(first, last + 1)]
 
 
 SMOLLM2_SECTION = Section(
     FINDINGS, "Letters at 135M", lambda evidence: _with_changes(_smollm2(evidence)),
     [
-        "With J " + ", ".join(f"{{walks[template 0, J, k = {k}].p}}" for k in range(1, 8))
-        + " and {walks[template 0, J, k = 8].p} % are right at 1 to 8, and loops make one transfer each. On "
+        "With J " + ", ".join(f"{{walks[0 {k}].p}}" for k in range(1, 8))
+        + " and {walks[0 8].p} % are right at 1 to 8, and loops make one transfer each. On "
         "{steering[steered].n} new pairs: {steering[unsteered].p} % {steering[unsteered].i} without J, "
         "{steering[steered].p} {steering[steered].i} with it.",
         "in the held-out one J has " + ", ".join(_held_out(3, 7))
-        + " and {walks[template 5, J, k = 8].p} % {walks[template 5, J, k = 8].i} at 3 to 8,",
+        + " and {walks[5 8].p} % {walks[5 8].i} at 3 to 8,",
         "It ends with four of {every}, `{heads}` in loops 2 to 8,",
-        "the donor's patterns at these four heads give E in {last[pattern: E].p} % {last[pattern: E].i} (paper "
-        "{last[pattern: E].paper}) and the person who has the donor's letter before its last transfer in "
-        "{last_short[pattern: donor's last but one].p} % {last_short[pattern: donor's last but one].i}; its outputs "
-        "give D ({last[output: D].p} %; paper {last[output: D].paper}).",
-        "give the person who has the receiver's letter then ({last_short[values: receiver's last but one].p} and "
-        "{last_short[wrong loop: receiver's last but one].p} %).",
+        "the donor's patterns at these four heads give E in {last[pattern E].p} % {last[pattern E].i} (paper "
+        "{last[pattern E].paper}) and the person who has the donor's letter before its last transfer in "
+        "{last_short[pattern donor].p} % {last_short[pattern donor].i}; its outputs "
+        "give D ({last[output D].p} %; paper {last[output D].paper}).",
+        "give the person who has the receiver's letter then ({last_short[values receiver].p} and "
+        "{last_short[wrong loop receiver].p} %).",
         "(`lm test letters ... --heads \"{last_heads}\" --test pattern-vs-output`).",
-        "the donor's patterns there make the receiver follow its own rules to E ({content[pattern: E].p} % "
-        "{content[pattern: E].i}), the donor's outputs give the donor's answer (D, {content[output: D].p} % "
-        "{content[output: D].i}).",
-        "give E in {content[wrong loop: E].k} of {content[wrong loop: E].n} where the patterns themselves give it in "
-        "{content[pattern: E].k} (paper {content[wrong loop: E].paper_k}), and the donor's values give D in "
-        "{content[values: D].p} % (paper {content[values: D].paper}).",
+        "the donor's patterns there make the receiver follow its own rules to E ({content[pattern E].p} % "
+        "{content[pattern E].i}), the donor's outputs give the donor's answer (D, {content[output D].p} % "
+        "{content[output D].i}).",
+        "give E in {content[wrong loop E].k} of {content[wrong loop E].n} where the patterns themselves give it in "
+        "{content[pattern E].k} (paper {content[wrong loop E].paper_k}), and the donor's values give D in "
+        "{content[values D].p} % (paper {content[values D].paper}).",
         "Comparison heads' patterns change {pattern_changes} %; their outputs do something, {output_changes} % "
         "({paper_changes}).",
         "the steered patterns at these heads bring {steering[rescue].p} % {steering[rescue].i} right answers "
         "({steering[rescue].paper}), their outputs {steering[outputs].p} % {steering[outputs].i}; values, patterns of "
         "another graph and comparison heads {steering[values].p}, {steering[unrelated].p} and "
         "{steering[comparison].p} %.",
-        "in {along[rescue, loop 4].p} % after loop 4, {along[rescue, loop 5].p} after 5, {along[rescue, loop 6].p}, "
-        "{along[rescue, loop 7].p}, {along[rescue, loop 8].p} after 8.",
+        "in {along[rescue 4].p} % after loop 4, {along[rescue 5].p} after 5, {along[rescue 6].p}, "
+        "{along[rescue 7].p}, {along[rescue 8].p} after 8.",
         "all heads of all layers bring {steering[late rescue].p} % {steering[late rescue].i}.",
         "unsteered patterns leave {steering[damage].p} % {steering[damage].i}; at comparison heads "
         "{steering[comparison damage].p}, but at the fourteen other heads of the two layers together "
         "{steering[complement damage].p} ({steering[complement damage].k} of {steering[complement damage].n}):",
         "a control that should do nothing, bring {steering[wrong loop].p} % {steering[wrong loop].i}:",
-        "in {ahead[loop 3].p} % after loop 3, {ahead[loop 4].p} after loop 4 and {ahead[loop 7].p} after loop 7,",
+        "in {ahead[3].p} % after loop 3, {ahead[4].p} after loop 4 and {ahead[7].p} after loop 7,",
         "they bring {small[0].p} and {small[1].p} %.",
         "Of {repaired[selected].n} answers that other queries break, outputs of the four put back "
         "{repaired[selected].p} % {repaired[selected].i}, of comparison heads {repaired[comparison].p} % "
@@ -152,7 +165,7 @@ SMOLLM2_SECTION = Section(
         "`.damage`, `.controls` and `.restore` at 16M, seed 0, `letter.content` at 135M.": _decided,
         "This record decides `letter.content`, which does not hold":
             lambda known: known["judged"]["content"].holds is False,
-        "where the backbone has all right to 4.": lambda known: _walked(known, "template 5, no map"),
+        "where the backbone has all right to 4.": lambda known: _walked(known, 5),
         "none of the four searches passed all of its steps.": lambda known: not any(known["passed"]),
         "where the last loop alone is patched (seeds 0 and 2),":
             lambda known: known["small_patched"] == [LAST, LAST],
@@ -162,7 +175,7 @@ SMOLLM2_SECTION = Section(
 
 
 def _with_changes(known: Known) -> dict[str, object]:
-    paper = known["content"]["comparison output: B"].row.paper
+    paper = known["content"]["comparison output B"].row.published
     return {
         **known, "pattern_changes": _changed("comparison pattern")(known),
         "output_changes": _changed("comparison output")(known), "paper_changes": percent(1 - paper),
@@ -177,14 +190,13 @@ def _small(evidence: Evidence) -> Known:
     controls = [
         rows.value(name)
         for rows in (each["steering"] for each in seeds)
-        if isinstance(rows, Rows)
+        if isinstance(rows, Found)
         for name in ("values", "unrelated", "wrong loop", "comparison")
         if name in rows
     ]
     first = seeds[0]["steering"]
-    assert isinstance(first, Rows)
+    assert isinstance(first, Found)
     mine = [first.value(name) for name in ("values", "unrelated", "wrong loop", "comparison")]
-    loops = Rows.in_record(evidence, record(evidence, FOUR[0], WALKS), "Letters, walks: what loops say, with J")
     zero, two = (selection_of(record(evidence, name, HEADS)) for name in FOUR[:3:2])
     assert zero is not None
     assert two is not None
@@ -195,7 +207,7 @@ def _small(evidence: Evidence) -> Known:
             each.heads for each in two.tried if each.step == "leading heads" and each.rescued == two.pairs
         ),
         "of_eight": next(each.rescued for each in tried if each.heads == every), "unsteered": two.unsteered,
-        "seeds": seeds, "one": seeds[1], "two": seeds[2], "loops": loops,
+        "seeds": seeds, "one": seeds[1], "two": seeds[2],
         "least": percent(min(controls)), "most": percent(max(controls)),
         "mine": [percent(min(mine)), percent(max(mine))],
     }  # fmt: skip
@@ -208,7 +220,7 @@ def _seed(number: int, where: str, compared: str) -> str:
         str(number), both, f"{{{rows}[many]}}, {where}",
         f"{{{rows}[steering][rescue].p}} {{{rows}[steering][rescue].i}}", f"{{{rows}[steering][outputs].p}}",
         f"{{{rows}[steering][damage].p}}",
-        f"{{{rows}[content][pattern: E].p}} / {{{rows}[content][output: D].p}}",
+        f"{{{rows}[content][pattern E].p}} / {{{rows}[content][output D].p}}",
         f"{{{rows}[repaired][selected].p}}, {compared}",
     )  # fmt: skip
 
@@ -220,15 +232,15 @@ def _compared(number: int) -> str:
 SMALL_SECTION = Section(
     FINDINGS, "Letters at 16M", _small,
     [
-        "in a wording that neither was trained on {walks[template 5, J, k = 8].p} % {walks[template 5, J, k = 8].i} at "
+        "in a wording that neither was trained on {walks[5 8].p} % {walks[5 8].i} at "
         "8.",
         "On {steering[steered].n} new pairs: {steering[unsteered].p} % {steering[unsteered].i} without J, "
         "{steering[steered].p} {steering[steered].i} with it. - **Three",
         "in the last loop (`{heads}`).",
-        "from where the donor is (E, {content[pattern: E].p} % {content[pattern: E].i}; paper "
-        "{content[pattern: E].paper}), the donor's outputs give the donor's answer (D, {content[output: D].p} % "
-        "{content[output: D].i}; {content[output: D].paper}), its values leave {content[values: B].p} % as they were "
-        "({content[values: B].paper}); comparison heads change {pattern_changes} %.",
+        "from where the donor is (E, {content[pattern E].p} % {content[pattern E].i}; paper "
+        "{content[pattern E].paper}), the donor's outputs give the donor's answer (D, {content[output D].p} % "
+        "{content[output D].i}; {content[output D].paper}), its values leave {content[values B].p} % as they were "
+        "({content[values B].paper}); comparison heads change {pattern_changes} %.",
         "their patterns bring {steering[rescue].p} % {steering[rescue].i} right answers ({steering[rescue].paper}), "
         "their outputs {steering[outputs].p} % {steering[outputs].i}; values, patterns of another graph or loop and "
         "comparison heads {mine[0]} to {mine[1]} %.",
@@ -241,23 +253,23 @@ SMALL_SECTION = Section(
         _seed(1, "loops 2-8", _compared(1)),
         _seed(2, "loop 8", "none left to compare"),
         "Controls of the rescue bring {least} to {most} %.",
-        "seeds 1 and 2 have {one[walks][template 5, J, k = 8].p} % {one[walks][template 5, J, k = 8].i} and "
-        "{two[walks][template 5, J, k = 8].p} {two[walks][template 5, J, k = 8].i} at 8.",
+        "seeds 1 and 2 have {one[walks][5 8].p} % {one[walks][5 8].i} and "
+        "{two[walks][5 8].p} {two[walks][5 8].i} at 8.",
         "Of seed 2 two heads, `{two_heads}`, rescued all eight discovery pairs;",
         "(of seed 0, {of_eight} of 8 discovery pairs).",
         table_row(
             *(
-                f"{{along[late rescue, loop {loop}].p}}"
-                + (f" {{along[late rescue, loop {loop}].i}}" if loop in (4, 8) else "")
+                f"{{along[late rescue {loop}].p}}"
+                + (f" {{along[late rescue {loop}].i}}" if loop in (4, 8) else "")
                 for loop in range(1, 9)
             )
         ),
-        "Seed 1 has {one[along][late rescue, loop 4].p} % at loop 4 and {one[along][late rescue, loop 8].p} at loop 8, "
-        "seed 2 {two[along][late rescue, loop 6].p} to loop 6 and {two[along][late rescue, loop 8].p} at loop 8.",
+        "Seed 1 has {one[along][late rescue 4].p} % at loop 4 and {one[along][late rescue 8].p} at loop 8, "
+        "seed 2 {two[along][late rescue 6].p} to loop 6 and {two[along][late rescue 8].p} at loop 8.",
     ],
     {
         "With J all are right at each of 1 to 8;": lambda known: _walked(known)
-            and all(known["walks"].value(f"template 0, J, k = {k}") == 1 for k in range(1, 9)),
+            and all(known["walks"].value(0, k) == 1 for k in range(1, 9)),
         "The loops make one transfer each.": _one_each,
         "one head each of layers 1, 3 and 4, in the last loop": lambda known: known["patched"] == [8],
         "nothing where the run without J itself has one of eight right.": lambda known: known["unsteered"] == 1,

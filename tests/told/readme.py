@@ -65,18 +65,17 @@ def _beyond(evidence: Evidence) -> Known:
         "lasting": walks.LASTING.known(evidence), "matched": walks.SUPERVISED.known(evidence),
         "iterations": replies.ITERATED.known(evidence),
         "antonyms": replies.ANTONYM_SECTION.known(evidence),
-        "last": Rows.in_record(evidence, last, letters.ANSWERED),
-        "content": Rows.in_record(evidence, every, letters.ANSWERED),
+        "last": letters.answers(evidence, last), "content": letters.answers(evidence, every),
         "parity": {
             name: Rows.of(parity_timing.tables(evidence.of("parity")[name].predictions), depths.TIMING)
             for name in depths.BACKBONES
         },
         "small": [
-            Rows.in_record(evidence, letters.record(evidence, name, CONTENT), letters.ANSWERED).value("pattern: E")
+            letters.answers(evidence, letters.record(evidence, name, CONTENT)).value("pattern", "E")
             for name in letters.FOUR[:3]
         ],
         "passed": [each is not None and each.passed for each in searches],
-        "walks": Rows.in_record(evidence, letters.record(evidence, letters.SMOLLM2, WALKS), "Letters, walks: right"),
+        "walks": letters.walked(evidence, letters.record(evidence, letters.SMOLLM2, WALKS)),
     }  # fmt: skip
 
 
@@ -100,17 +99,17 @@ BEYOND = Section(
         "and {lasting[third][pool one 64].p} %; means of two fits).",
         "it reads out before F: {matched[alone][one].p} and {matched[alone][two].p} % of answers for one and two hops.",
         "one gains 5 points of {parity[parity-2][J minus native, t = n].whole},",
-        "{iterations[plain_train][all long: J+F].p} % with J and F, {iterations[plain_train][all long: F].p} % with F "
-        "alone, as in the paper. From new starts it is {iterations[plain_test][all long: J+F].p} and "
-        "{iterations[plain_test][all long: F].p} %:",
-        "patterns of the four heads that a search ended with give E in {last[pattern: E].p} % (paper "
-        "{last[pattern: E].paper}). In loops 2 to 8 they give E in {content[pattern: E].p} %, and so do patterns of "
-        "the wrong loop, in {content[wrong loop: E].p} %:",
+        "{iterations[plain_train][all long J+F].p} % with J and F, {iterations[plain_train][all long F].p} % with F "
+        "alone, as in the paper. From new starts it is {iterations[plain_test][all long J+F].p} and "
+        "{iterations[plain_test][all long F].p} %:",
+        "patterns of the four heads that a search ended with give E in {last[pattern E].p} % (paper "
+        "{last[pattern E].paper}). In loops 2 to 8 they give E in {content[pattern E].p} %, and so do patterns of "
+        "the wrong loop, in {content[wrong loop E].p} %:",
         f"({_deep('final', replies.FOUR)} and {_deep('final', replies.FOUR2)} % in two seeds), not if it learned a "
         f"deletion a loop ({_deep('stepwise', replies.FOUR)} and {_deep('stepwise', replies.FOUR2)} %).",
         f"J leads neither ({_deep('final', replies.LARGE)} and {_deep('stepwise', replies.LARGE)} %).",
-        "SmolLM2 with J is right at eight transfers in {walks[template 5, J, k = 8].p} % "
-        "{walks[template 5, J, k = 8].i} only",
+        "SmolLM2 with J is right at eight transfers in {walks[5 8].p} % "
+        "{walks[5 8].i} only",
     ],
     {
         "Read where right answers lie, not at t = n, one of three backbones loses by J,": _timing,

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from loopscope.measure.replies import answers_name, as_texts
+from loopscope.studies.antonyms.tables import PAPER_DEPTHS, PAPER_SEQUENCES, at_depths, at_loop, readout_right
 from loopscope.studies.antonyms.tests import DEPTHS, FORMS, depth_requests
 from loopscope.studies.evidence import Evidence, Finding
+from loopscope.studies.iterations.tables import gain, is_long, iterated
 from loopscope.studies.language import judges as language_judges
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS
-from loopscope.studies.language.shares import difference, share
-from loopscope.studies.language.tables import (
-    PAPER_DEPTHS,
-    PAPER_SEQUENCES,
-    depth_right,
-    is_long,
-    iterated,
-    long_prompts,
-    readout_right,
-    titled,
-)
-from loopscope.studies.records import Record, Row, percent
+from loopscope.studies.language.shares import share
+from loopscope.studies.records import Record, percent
 from loopscope.tasks.antonyms import read_pair
-from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
+from tests.told.found import Found
+from tests.told.sentences import FINDINGS, Known, Said, Section, table_row
 
 # ---- iterations ------------------------------------------------------------------------------------------------------
 
@@ -35,14 +26,13 @@ def _iterations(evidence: Evidence) -> Known:
     known: dict[str, object] = {}
     for name, record in (("plain", plain), ("wider", wider)):
         for split in ("train", "test"):
-            known[f"{name}_{split}"] = Rows.in_record(evidence, record, f"{titled(split)}: whole")
-    both, alone = (iterated(wider, "test", branch, is_long) for branch in ("J+F", "F"))
-    gap = difference(both, alone, long_prompts(wider, "test"), unit="prompt")
+            known[f"{name}_{split}"] = Found.of(
+                evidence, record, "iterations.whole", "task", "length", "branch", split=split
+            )
     short = iterated(plain, "test", "stop", lambda each: each.task == "successor" and not is_long(each))
     return known | {
-        "gap": Said(Row("J+F - F", gap, len(both))),
-        "first_four": Said(share("successor, short: stop", short)),
-    }
+        "gap": Said(gain(wider, "test")), "first_four": Said(share("iterations.whole", "successor, short", short, {})),
+    }  # fmt: skip
 
 
 def _branch(label: str, row: str) -> str:
@@ -53,25 +43,25 @@ def _branch(label: str, row: str) -> str:
 ITERATED = Section(
     FINDINGS, "Five iterations", _iterations,
     [
-        "right answers to requests for 5 to 8 steps, per cent, n = {plain_train[all long: F].n} each:",
-        _branch("J and F", "all long: J+F"), _branch("F alone", "all long: F"), _branch("J alone", "all long: J"),
-        _branch("stop", "all long: stop"), _branch("requests for 1 to 4 steps, stop at h4", "all short: stop"),
-        "by task {plain_train[weekday, long: J+F].p} % at weekday, doubling and Fibonacci, "
-        "{plain_train[successor, long: J+F].p} at successor, {plain_train[collatz, long: J+F].p} at Collatz (paper "
-        "{plain_train[collatz, long: J+F].paper}).",
+        "right answers to requests for 5 to 8 steps, per cent, n = {plain_train[all long F].n} each:",
+        _branch("J and F", "all long J+F"), _branch("F alone", "all long F"), _branch("J alone", "all long J"),
+        _branch("stop", "all long stop"), _branch("requests for 1 to 4 steps, stop at h4", "all short stop"),
+        "by task {plain_train[weekday long J+F].p} % at weekday, doubling and Fibonacci, "
+        "{plain_train[successor long J+F].p} at successor, {plain_train[collatz long J+F].p} at Collatz (paper "
+        "{plain_train[collatz long J+F].paper}).",
         "Where it knows them, at successor ({first_four.p} % of short requests), J and F lead on in "
-        "{plain_test[successor, long: J+F].p} %, F alone in {plain_test[successor, long: F].p}.",
-        "it has {wider_train[all long: J+F].p} % {wider_train[all long: J+F].i} with J and F and "
-        "{wider_train[all long: F].p} {wider_train[all long: F].i} with F from trained starts; from held-out ones "
-        "{wider_test[all long: J+F].p} {wider_test[all long: J+F].i} and {wider_test[all long: F].p} "
-        "{wider_test[all long: F].i}, a difference of {gap.p} points {gap.i}.",
-        "most of all at successor ({wider_test[successor, long: J+F].p} and {wider_test[successor, long: F].p} %),",
-        "it loses answers even at depths the backbone has ({plain_train[all short: J].p} % of short requests from "
+        "{plain_test[successor long J+F].p} %, F alone in {plain_test[successor long F].p}.",
+        "it has {wider_train[all long J+F].p} % {wider_train[all long J+F].i} with J and F and "
+        "{wider_train[all long F].p} {wider_train[all long F].i} with F from trained starts; from held-out ones "
+        "{wider_test[all long J+F].p} {wider_test[all long J+F].i} and {wider_test[all long F].p} "
+        "{wider_test[all long F].i}, a difference of {gap.p} points {gap.i}.",
+        "most of all at successor ({wider_test[successor long J+F].p} and {wider_test[successor long F].p} %),",
+        "it loses answers even at depths the backbone has ({plain_train[all short J].p} % of short requests from "
         "trained starts).",
     ],
     {
         "% at weekday, doubling and Fibonacci,": lambda known: len(
-            {known["plain_train"].value(f"{task}, long: J+F") for task in ("weekday", "doubling", "fibonacci")}
+            {known["plain_train"].value(task, "long", "J+F") for task in ("weekday", "doubling", "fibonacci")}
         ) == 1,
     },
 )  # fmt: skip
@@ -92,15 +82,14 @@ class Antonyms:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.k = [Said(share("J", depth_right(record, 0, True, [max(k, 1)]))) for k in range(9)]
-        self.native = [Said(share("no map", depth_right(record, 0, False, [max(k, 1)]))) for k in range(5)]
-        self.deep = Said(share("J", depth_right(record, 0, True, DEEP)))
-        self.held_out = Said(share("J", depth_right(record, 5, True, DEEP)))
+        self.k = [Said(at_depths(record, 0, True, [max(k, 1)])) for k in range(9)]
+        self.native = [Said(at_depths(record, 0, False, [max(k, 1)])) for k in range(5)]
+        self.deep = Said(at_depths(record, 0, True, DEEP))
+        self.held_out = Said(at_depths(record, 5, True, DEEP))
 
     def after(self, loop: int) -> Said:
         """What a final-only backbone has right after a loop, of all requests; the paper has 255 at loop 3."""
-        right = np.concatenate([readout_right(self.record, "chosen", loop, k) for k in range(1, 5)])
-        return Said(share(f"loop {loop}", right, 255 / 256 if loop == 3 else None))
+        return Said(at_loop(self.record, loop, 255 / 256 if loop == 3 else None))
 
     @property
     def steps(self) -> list[int]:

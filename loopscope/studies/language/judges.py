@@ -15,31 +15,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-import numpy as np
-
+from loopscope.quantity import Quantity, every, one
 from loopscope.store.zoo import by_number
+from loopscope.studies.antonyms.tables import at_depths, at_loop
 from loopscope.studies.antonyms.tests import FORMS
 from loopscope.studies.closeness import rank
 from loopscope.studies.evidence import Control, Evidence, Finding, Judge, at_least, at_most
+from loopscope.studies.iterations.tables import ALL, LONG, gain
 from loopscope.studies.iterations.tests import STARTS
 from loopscope.studies.language.layouts import ANTONYMS, HEADS, ITERATIONS, LETTERS
 from loopscope.studies.language.names import identity, parameters_of, site
 from loopscope.studies.language.records import selection_of
-from loopscope.studies.language.shares import difference, share
-from loopscope.studies.language.tables import depth_right, is_long, iterated, long_prompts, readout_right
-from loopscope.studies.letters.tables import (
-    PAPER_CONTENT,
-    PAPER_PAIRS,
-    PAPER_STEERING,
-    answered,
-    broken,
-    gives,
-    repaired,
-)
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING
 from loopscope.studies.letters.walks import LONGEST as WALKED
 from loopscope.studies.letters.walks import WALKS
-from loopscope.studies.records import Record, Row, percent
+from loopscope.studies.records import Record, percent
 from loopscope.tasks.antonyms import LONGEST, TRAINED
 
 CONTROLS = ("values", "unrelated", "wrong loop", "comparison")
@@ -70,31 +60,31 @@ def _ranked(evidence: Evidence, records: Iterable[Record], patches: bool = True)
 
 def _told(findings: Iterable[Finding]) -> Finding | None:
     """The finding that counts, of those that come closest first: the first that decides; the others beside it."""
-    every = tuple(findings)
-    if not every:
+    found = tuple(findings)
+    if not found:
         return None
-    first = next((each for each in every if each.holds is not None), every[0])
-    return replace(first, others=tuple(each for each in every if each is not first))
+    first = next((each for each in found if each.holds is not None), found[0])
+    return replace(first, others=tuple(each for each in found if each is not first))
 
 
-def _on_letters(test: str, judge: Callable[[Record], Finding]) -> Judge:
-    """A claim on one test of letters, which `judge` decides for one record.
+def _on_letters(test: str, judge: Callable[[Record, Sequence[Quantity]], Finding]) -> Judge:
+    """A claim on one test of letters, which `judge` decides by one record and its quantities.
 
     It is told where patches acted, and where the search for those heads did not pass all of its steps.
     """
 
     def on_all(evidence: Evidence) -> Finding | None:
-        every = evidence.every(LETTERS)
-        unpassed = {identity(each) for each in every if HEADS in each.predictions and not _passed(each)}
+        letters = evidence.every(LETTERS)
+        unpassed = {identity(each) for each in letters if HEADS in each.predictions and not _passed(each)}
 
         def judged(record: Record) -> Finding:
-            said, where = judge(record), site(record)
+            said, where = judge(record, evidence.quantities(record)), site(record)
             if not where:
                 return said
             beside = (NOT_PASSED,) if identity(record) in unpassed else ()
             return replace(said, ours=f"{said.ours} ({where})", beside=beside)
 
-        return _told(map(judged, _ranked(evidence, [each for each in every if test in each.predictions])))
+        return _told(map(judged, _ranked(evidence, [each for each in letters if test in each.predictions])))
 
     return on_all
 
@@ -104,115 +94,117 @@ def _passed(search: Record) -> bool:
     return found is not None and found.passed
 
 
-def _counted(row: Row) -> str:
-    return f"{round(row.estimate.value * row.n)}/{row.n}"
+def _counted(found: Quantity) -> str:
+    return f"{round(found.estimate.value * found.n)}/{found.n}"
 
 
-def _right(record: Record, test: str, condition: str, which: str = "B") -> Row | None:
-    """A condition's share of B, D or E beside the paper's; None where it was not run, as heads were not chosen."""
-    if condition not in record.predictions[test]:
-        return None
-    if test == CONTENT:
-        counts = PAPER_CONTENT.get(condition)
-        paper = None if counts is None else counts["BDE".index(which)]
-    else:
-        paper = PAPER_STEERING.get(condition)
-    published = None if paper is None else paper / PAPER_PAIRS
-    return share(condition, gives(record, test, condition, which), published)
+def _without_heads(record: Record) -> Finding:
+    return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
 
 
-def _steer(record: Record) -> Finding:
+def _patched(condition: str) -> Callable[[Record, Sequence[Quantity]], Finding]:
+    """Claims on one condition of the steering test; not judged where the steered run has nothing to be damaged."""
+
+    def judge(record: Record, quantities: Sequence[Quantity]) -> Finding:
+        if condition not in record.predictions[STEERING]:
+            return _without_heads(record)
+        steered, found = (one(quantities, "letters.steering", condition=each) for each in ("steered", condition))
+        ours = f"{_counted(found)} (steered {_counted(steered)})"
+        holds: bool | None = None
+        if not at_most(steered.estimate.value, DAMAGED):
+            rescued = at_least(found.estimate.value, 0.70 * steered.estimate.value)
+            holds = rescued if condition == "rescue" else at_most(found.estimate.value, DAMAGED)
+        controls = _rescue_controls(quantities) if condition == "rescue" else _damage_controls(quantities, steered)
+        return Finding(holds, ours, found.estimate, found.n, [record], controls=controls)
+
+    return judge
+
+
+def _each(quantities: Sequence[Quantity], conditions: Iterable[str]) -> list[Quantity]:
+    """These conditions of the steering test, those that were run."""
+    return [found for name in conditions for found in every(quantities, "letters.steering", condition=name)]
+
+
+def _rescue_controls(quantities: Sequence[Quantity]) -> tuple[Control, ...]:
+    return tuple(Control(found, DAMAGED) for found in _each(quantities, CONTROLS))
+
+
+def _damage_controls(quantities: Sequence[Quantity], steered: Quantity) -> tuple[Control, ...]:
+    left = (1 - DAMAGED) * steered.estimate.value
+    return tuple(
+        Control(replace(found, label=where), left, keeps=True)
+        for condition, where in UNDAMAGED.items()
+        for found in _each(quantities, [condition])
+    )
+
+
+def _controls(record: Record, quantities: Sequence[Quantity]) -> Finding:
+    found = _each(quantities, CONTROLS)
+    if not found:
+        return _without_heads(record)
+    worst = max(found, key=lambda each: each.estimate.value)
+    ours = ", ".join(f"{each.label} {_counted(each)}" for each in found)
+    holds: bool | None = at_most(worst.estimate.value, DAMAGED)
+    steered = one(quantities, "letters.steering", condition="steered")
+    if holds and (len(found) < len(CONTROLS) or at_most(steered.estimate.value, DAMAGED)):
+        holds = None
+    return Finding(holds, ours, worst.estimate, worst.n, [record])
+
+
+def _content(record: Record, quantities: Sequence[Quantity]) -> Finding:
+    if not {"pattern", "output"} <= record.predictions[CONTENT].keys():
+        return _without_heads(record)
+    pattern = one(quantities, "letters.content", condition="pattern", answer="E")
+    output = one(quantities, "letters.content", condition="output", answer="D")
+    holds = at_least(pattern.estimate.value, 0.50) and at_least(output.estimate.value, 0.70)
+    ours = f"E {percent(pattern.estimate.value)}, D {percent(output.estimate.value)}"
+    controls = tuple(
+        Control(replace(found, label=condition), DAMAGED, answer)
+        for condition, answer in CONTENT_CONTROLS.items()
+        for found in every(quantities, "letters.content", condition=condition, answer=answer)
+    )
+    return Finding(holds, ours, pattern.estimate, pattern.n, [record], of="E", controls=controls)
+
+
+def _restore(record: Record, quantities: Sequence[Quantity]) -> Finding:
+    if "selected" not in record.predictions[RESTORATION]:
+        return _without_heads(record)
+    repaired = "letters.restoration.repaired"
+    if not every(quantities, repaired):
+        return Finding(None, "no answer was broken", None, 0, [record])
+    selected = one(quantities, repaired, condition="selected")
+    if "comparison" not in record.predictions[RESTORATION]:
+        ours = f"{_counted(selected)}; too many were chosen to leave heads to compare"
+        return Finding(None, ours, selected.estimate, selected.n, [record])
+    comparison = one(quantities, repaired, condition="comparison")
+    holds = at_least(selected.estimate.value, 0.80) and at_most(comparison.estimate.value, 0.10)
+    ours = f"{_counted(selected)} vs {_counted(comparison)}"
+    return Finding(holds, ours, selected.estimate, selected.n, [record])
+
+
+def _steer(record: Record, quantities: Sequence[Quantity]) -> Finding:
     if STEERING in record.predictions:
-        without, with_j = (share(name, gives(record, STEERING, name)) for name in ("unsteered", "steered"))
+        without, with_j = (one(quantities, "letters.steering", condition=name) for name in ("unsteered", "steered"))
     else:
         without, with_j = (
-            share(name, answered(record, 0, steered, WALKED) == WALKED, unit="graph")
-            for name, steered in (("unsteered", False), ("steered", True))
+            one(quantities, "letters.walks", template=0, steered=steered, k=WALKED) for steered in (False, True)
         )
     holds = at_most(without.estimate.value, 0.15) and at_least(with_j.estimate.value, 0.80)
     ours = f"{_counted(without)} -> {_counted(with_j)}"
     return Finding(holds, ours, with_j.estimate, with_j.n, [record], patches=False)
 
 
-def _patched(condition: str) -> Callable[[Record], Finding]:
-    """Claims on one condition of the steering test; not judged where the steered run has nothing to be damaged."""
-
-    def judge(record: Record) -> Finding:
-        steered = share("steered", gives(record, STEERING, "steered"))
-        row = _right(record, STEERING, condition)
-        if row is None:
-            return Finding(None, "no heads were chosen", None, steered.n, [record])
-        ours = f"{_counted(row)} (steered {_counted(steered)})"
-        holds: bool | None = None
-        if not at_most(steered.estimate.value, DAMAGED):
-            rescued = at_least(row.estimate.value, 0.70 * steered.estimate.value)
-            holds = rescued if condition == "rescue" else at_most(row.estimate.value, DAMAGED)
-        controls = _steering_controls(record, condition, steered)
-        return Finding(holds, ours, row.estimate, row.n, [record], controls=controls)
-
-    return judge
-
-
-def _steering_controls(record: Record, condition: str, steered: Row) -> tuple[Control, ...]:
-    if condition == "rescue":
-        found = (_right(record, STEERING, name) for name in CONTROLS)
-        return tuple(Control(row, DAMAGED) for row in found if row is not None)
-    left = (1 - DAMAGED) * steered.estimate.value
-    kept = ((_right(record, STEERING, name), where) for name, where in UNDAMAGED.items())
-    return tuple(Control(replace(row, name=where), left, keeps=True) for row, where in kept if row is not None)
-
-
-def _controls(record: Record) -> Finding:
-    steered = share("steered", gives(record, STEERING, "steered"))
-    rows = [_right(record, STEERING, name) for name in CONTROLS]
-    found = [row for row in rows if row is not None]
-    if not found:
-        return Finding(None, "no heads were chosen", None, steered.n, [record])
-    worst = max(found, key=lambda row: row.estimate.value)
-    ours = ", ".join(f"{row.name} {_counted(row)}" for row in found)
-    holds: bool | None = at_most(worst.estimate.value, DAMAGED)
-    if holds and (len(found) < len(CONTROLS) or at_most(steered.estimate.value, DAMAGED)):
-        holds = None
-    return Finding(holds, ours, worst.estimate, worst.n, [record])
-
-
-def _content(record: Record) -> Finding:
-    pattern, output = _right(record, CONTENT, "pattern", "E"), _right(record, CONTENT, "output", "D")
-    if pattern is None or output is None:
-        return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
-    holds = at_least(pattern.estimate.value, 0.50) and at_least(output.estimate.value, 0.70)
-    ours = f"E {percent(pattern.estimate.value)}, D {percent(output.estimate.value)}"
-    rows = ((_right(record, CONTENT, name, which), which) for name, which in CONTENT_CONTROLS.items())
-    controls = tuple(Control(row, DAMAGED, which) for row, which in rows if row is not None)
-    return Finding(holds, ours, pattern.estimate, pattern.n, [record], of="E", controls=controls)
-
-
-def _restore(record: Record) -> Finding:
-    there = record.predictions[RESTORATION]
-    if "selected" not in there:
-        return Finding(None, "no heads were chosen", None, int(record.settings["pairs"]), [record])
-    if not broken(record).any():
-        return Finding(None, "no answer was broken", None, 0, [record])
-    selected = share("selected", repaired(record, "selected"))
-    if "comparison" not in there:
-        ours = f"{_counted(selected)}; too many were chosen to leave heads to compare"
-        return Finding(None, ours, selected.estimate, selected.n, [record])
-    comparison = share("comparison", repaired(record, "comparison"))
-    holds = at_least(selected.estimate.value, 0.80) and at_most(comparison.estimate.value, 0.10)
-    ours = f"{_counted(selected)} vs {_counted(comparison)}"
-    return Finding(holds, ours, selected.estimate, selected.n, [record])
-
-
 def steer(evidence: Evidence) -> Finding | None:
     """Eight transfers: at most 15 % without J, at least 80 % with it."""
-    every = evidence.every(LETTERS)
-    paired = {identity(each) for each in every if STEERING in each.predictions}
+    letters = evidence.every(LETTERS)
+    paired = {identity(each) for each in letters if STEERING in each.predictions}
     records = [
         each
-        for each in every
+        for each in letters
         if STEERING in each.predictions or (WALKS in each.predictions and identity(each) not in paired)
     ]
-    return _told(map(_steer, _ranked(evidence, records, patches=False)))
+    ranked = _ranked(evidence, records, patches=False)
+    return _told(_steer(record, evidence.quantities(record)) for record in ranked)
 
 
 rescue = _on_letters(STEERING, _patched("rescue"))
@@ -264,22 +256,23 @@ def _paired(records: Mapping[str, Sequence[Record]]) -> list[Supervised]:
     return [{form: each for form, each in zip(FORMS, pair, strict=True) if each is not None} for pair in pairs]
 
 
-def _native(both: Supervised) -> Finding:
+def _native(evidence: Evidence, both: Supervised) -> Finding:
     stepwise, final = both.get("stepwise"), both.get("final-only")
     if any(each.facts.loops < TRAINED for each in both.values()):
         return Finding(None, f"fewer than {TRAINED} loops were made", None, 0, [*both.values()])
-    rows: list[Row] = []
+    found: list[Quantity] = []
     said = []
     if stepwise is not None:
-        steps = [share(f"loop {t}", readout_right(stepwise, "truncated", t, t), unit="sequence")
-                 for t in range(1, TRAINED + 1)]  # fmt: skip
-        rows.append(min(steps, key=lambda row: row.estimate.value))
-        said.append(f"stepwise {_counted(rows[-1])} in the worst loop")
+        steps = [
+            evidence.one(stepwise, "antonyms.readouts", way="truncated", loop=loop, deletion=loop)
+            for loop in range(1, TRAINED + 1)
+        ]
+        found.append(min(steps, key=lambda each: each.estimate.value))
+        said.append(f"stepwise {_counted(found[-1])} in the worst loop")
     if final is not None:
-        third = [readout_right(final, "chosen", 3, k) for k in range(1, TRAINED + 1)]
-        rows.append(share("loop 3", np.concatenate(third), unit="request"))
-        said.append(f"final-only {_counted(rows[-1])} at loop 3")
-    worst = min(rows, key=lambda row: row.estimate.value)
+        found.append(at_loop(final, 3))
+        said.append(f"final-only {_counted(found[-1])} at loop 3")
+    worst = min(found, key=lambda each: each.estimate.value)
     holds = at_least(worst.estimate.value, 0.90)
     verdict = False if not holds else True if len(both) == len(FORMS) else None
     return Finding(verdict, "; ".join(said), worst.estimate, worst.n, [*both.values()])
@@ -287,26 +280,25 @@ def _native(both: Supervised) -> Finding:
 
 def native(evidence: Evidence) -> Finding | None:
     """Stepwise: deletion t after t loops, in the worst loop; final-only: the answer at loop 3.  At least 90 % each."""
-    return _told(map(_native, _supervised(evidence)))
+    return _told(_native(evidence, both) for both in _supervised(evidence))
 
 
 def _antonym_steer(both: Supervised) -> Finding:
     deep = range(TRAINED + 1, LONGEST + 1)
-    row, low = (
-        None if each is None else share("J", depth_right(each, 0, True, deep), unit="request")
-        for each in (both.get("final-only"), both.get("stepwise"))
-    )
+    with_j = {form: at_depths(record, 0, True, deep) for form, record in both.items()}
+    final, stepwise = (with_j.get(form) for form in ("final-only", "stepwise"))
     verdicts = [
-        row is None or at_least(row.estimate.value, 0.70),
-        low is None or at_most(low.estimate.value, 0.30),
+        final is None or at_least(final.estimate.value, 0.70),
+        stepwise is None or at_most(stepwise.estimate.value, 0.30),
     ]
-    said = [percent(each.estimate.value) if each is not None else "not run" for each in (row, low)]
-    shown = row or low
+    said = [percent(each.estimate.value) if each is not None else "not run" for each in (final, stepwise)]
+    shown = final or stepwise
     assert shown is not None
     verdict = False if not all(verdicts) else True if len(both) == len(FORMS) else None
-    without = (share(f"{form} without J", depth_right(each, 0, False, deep), 0.0, unit="request")
-               for form, each in both.items())  # fmt: skip
-    controls = tuple(Control(row, DAMAGED) for row in without)
+    controls = tuple(
+        Control(at_depths(record, 0, False, deep, label=f"{form} without J", published=0.0), DAMAGED)
+        for form, record in both.items()
+    )
     return Finding(verdict, " vs ".join(said), shown.estimate, shown.n, [*both.values()], controls=controls)
 
 
@@ -318,28 +310,29 @@ def antonym_steer(evidence: Evidence) -> Finding | None:
 # ---- iterations ------------------------------------------------------------------------------------------------------
 
 
-def _continued(split: str) -> Callable[[Record], Finding]:
-    """Requests for 5 to 8 steps from the starts of one split, of one record."""
-
-    def judge(record: Record) -> Finding:
-        right = {branch: iterated(record, split, branch, is_long) for branch in ("J+F", "F", "J", "stop")}
-        shares = {branch: float(found.mean()) for branch, found in right.items()}
-        gain = difference(right["J+F"], right["F"], long_prompts(record, split), unit="prompt")
-        above = all(shares["J+F"] > shares[other] for other in ("J", "stop"))
-        ours = (
-            f"{percent(shares['J+F'])} vs {percent(shares['F'])} (F only), {percent(shares['J'])} (J only), "
-            f"{percent(shares['stop'])} (stop), from {STARTS[split]}"
-        )
-        holds = at_least(gain.value, 0.30) and above
-        return Finding(holds, ours, gain, len(right["F"]), [record], of="J+F minus F")
-
-    return judge
+def _continued(evidence: Evidence, record: Record, split: str) -> Finding:
+    """Requests for 5 to 8 steps from the starts of one split."""
+    shares = {
+        branch: evidence.one(
+            record, "iterations.whole", split=split, task=ALL, length=LONG, branch=branch
+        ).estimate.value
+        for branch in ("J+F", "F", "J", "stop")
+    }
+    more = gain(record, split)
+    above = all(shares["J+F"] > shares[other] for other in ("J", "stop"))
+    ours = (
+        f"{percent(shares['J+F'])} vs {percent(shares['F'])} (F only), {percent(shares['J'])} (J only), "
+        f"{percent(shares['stop'])} (stop), from {STARTS[split]}"
+    )
+    holds = at_least(more.estimate.value, 0.30) and above
+    return Finding(holds, ours, more.estimate, more.n, [record], of="J+F minus F")
 
 
 def continued(split: str) -> Judge:
     """Long requests: J+F at least 30 points above F alone, and above J alone and stopping."""
 
     def on_all(evidence: Evidence) -> Finding | None:
-        return _told(map(_continued(split), _ranked(evidence, evidence.every(ITERATIONS))))
+        ranked = _ranked(evidence, evidence.every(ITERATIONS))
+        return _told(_continued(evidence, record, split) for record in ranked)
 
     return on_all

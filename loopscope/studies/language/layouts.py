@@ -40,8 +40,8 @@ from loopscope.studies.schema import (
     word,
 )
 from loopscope.tasks.antonyms import LONGEST
-from loopscope.tasks.letter_pairs import SETS
 from loopscope.tasks.letters import NAMES
+from loopscope.tasks.letters.pairs import SETS
 
 LETTERS, ANTONYMS, ITERATIONS = "letters", "antonyms", "iterations"
 STEPS = 8

@@ -12,7 +12,7 @@ from loopscope.studies.language.layouts import HEADS
 from loopscope.studies.language.records import ANY_MAP, LANGUAGE, selection_of
 from loopscope.studies.letters.walks import LETTERS as WALKED
 from loopscope.studies.records import Record
-from loopscope.tasks.letter_pairs import SETS
+from loopscope.tasks.letters.pairs import SETS
 
 AMOUNTS = ("pairs", "letters", "sequences", "cases", "dtype")
 """Settings that say how much was asked, and how exactly; of records that differ in them alone, one is enough."""

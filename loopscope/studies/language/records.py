@@ -51,7 +51,7 @@ from loopscope.studies.letters.walks import LETTERS as WALKED
 from loopscope.studies.letters.walks import WALKS, measure_walks
 from loopscope.studies.records import RECORD, Facts, Predictions, Record, config_of, in_words, load, save
 from loopscope.studies.schema import MisfitError
-from loopscope.tasks.letter_pairs import SETS
+from loopscope.tasks.letters.pairs import SETS
 
 ANY_MAP = "any_map"
 """A setting of records of a map that was fitted to another model or with another boundary; no claim rests on them."""

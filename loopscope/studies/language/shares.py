@@ -8,23 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Bool
 
 from loopscope.measure.replies import answers_name
+from loopscope.quantity import Coordinate, Quantity
 from loopscope.stats import Estimate, cluster_bootstrap, wilson
 from loopscope.stats import tally as by_cluster
-from loopscope.studies.records import Row
 
 DRAWS, SEED = 10_000, 0
 
 Right = Bool[np.ndarray, " examples"]
 
 
-def share(name: str, right: Right, paper: float | None = None, unit: str = "pair") -> Row:
+def share(
+    id: str,
+    label: str,
+    right: Right,
+    at: Mapping[str, Coordinate],
+    published: float | None = None,
+    unit: str = "pair",
+) -> Quantity:
     """How many are right, with a Wilson interval."""
-    return Row(name, wilson(int(right.sum()), len(right), unit=unit), len(right), paper)
+    return Quantity(id, label, wilson(int(right.sum()), len(right), unit=unit), len(right), published, at)
 
 
 def difference(one: Right, other: Right, clusters: Sequence[object] | None = None, unit: str = "pair") -> Estimate:
@@ -36,14 +44,18 @@ def difference(one: Right, other: Right, clusters: Sequence[object] | None = Non
 
 
 def by_depth(
-    published: Mapping[str, Sequence[int]], of: int, unit: str, templates: Sequence[int], longest: int,
-    right: Callable[[int, bool, int], Right],
-) -> list[Row]:  # fmt: skip
-    """What is right at every depth in each wording, without J and with it; the paper counts right ones `of` so many."""
+    id: str, published: Mapping[str, Sequence[int]], of: int, unit: str, templates: Sequence[int], longest: int,
+    right: Callable[[int, bool, int], Right], where: Mapping[str, Coordinate] = MappingProxyType({}),
+) -> list[Quantity]:  # fmt: skip
+    """What is right at every depth in each wording, without J and with it; the paper counts right ones `of` so many.
+
+    Coordinates are those of `where`, `template`, `steered` and `k`.
+    """
     rows = []
     for template, steered in product(templates, (False, True)):
         name = answers_name(template, steered)
         for k in range(1, longest + 1):
             paper = published[name][k - 1] / of if name in published else None
-            rows.append(share(f"{name}, k = {k}", right(template, steered, k), paper, unit))
+            at = {**where, "template": template, "steered": steered, "k": k}
+            rows.append(share(id, f"{name}, k = {k}", right(template, steered, k), at, paper, unit))
     return rows

@@ -1,4 +1,23 @@
-"""What follows from records of the letter walk: who was named how often in each test, and after every loop."""
+"""What follows from records of the letter walk: who was named how often in each test, and after every loop.
+
+The quantities by id, with their coordinates:
+
+    letters.steering               right answers of the steering test: condition
+    letters.steering.difference    right in one condition minus right in another, paired: condition, minus
+    letters.steering.along         runs that name after a loop whom the steered run names there: condition, loop
+    letters.steering.ahead         runs with patterns of the wrong loop that are a loop ahead of the steered run: loop
+    letters.content                answers of the test of patterns against outputs: condition, answer (B, D or E)
+    letters.content.difference     an answer in one condition minus the same in another, paired: condition, minus,
+                                   answer
+    letters.content.short          who has the letter one transfer before the end is named: condition, run (receiver
+                                   or donor)
+    letters.restoration            right answers of the restoration test: condition, layer where one layer is put back
+    letters.restoration.repaired   the same, of the answers that were right until queries were replaced
+    letters.walks                  right answers by the transfers asked for: template, steered, k
+    letters.walks.loops            whom a loop names most often, as the transfers after which that person has the
+                                   letter: steered, k, loop, transfers
+    letters.heads                  right answers with J on the pairs that heads are searched on: condition
+"""
 
 from __future__ import annotations
 
@@ -10,13 +29,14 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from loopscope.measure.replies import answers_name
+from loopscope.quantity import Coordinate, Quantity, Table
 from loopscope.stats import sign_test, wilson
 from loopscope.studies.language.layouts import BY_LOOP, HEADS, WHOLE
 from loopscope.studies.language.records import selection_of
 from loopscope.studies.language.shares import Right, by_depth, difference, share
 from loopscope.studies.letters import walks as letter_walks
-from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING, first_pairs, in_order
-from loopscope.studies.records import Record, Row, Table
+from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING, first_pairs, in_order, layer_of
+from loopscope.studies.records import Record
 from loopscope.tasks.letters import NAMES
 
 PAPER_STEERING = {
@@ -29,6 +49,7 @@ PAPER_CONTENT = {
     "wrong loop": (137, 3, 0),
 }  # fmt: skip
 PAPER_RESTORATION = {"clean": 251, "replaced": 2, "selected": 251, "comparison": 2, "all": 251}
+PAPER_REPAIRED = {"selected": 1.0, "comparison": 0.0, "all": 1.0}
 PAPER_PAIRS = 256
 
 
@@ -71,22 +92,30 @@ def _errors(record: Record) -> str:
     return f" Largest difference of logits where there should be none: {said}." if said else ""
 
 
+def _of_pairs(count: int | None) -> float | None:
+    """The share that a published count is."""
+    return None if count is None else count / PAPER_PAIRS
+
+
 def _steering(record: Record) -> list[Table]:
     rows = []
     for name in in_order(STEERING, record.predictions[STEERING]):
-        paper = PAPER_STEERING.get(name)
-        rows.append(share(name, gives(record, STEERING, name), None if paper is None else paper / PAPER_PAIRS))
+        right, paper = gives(record, STEERING, name), _of_pairs(PAPER_STEERING.get(name))
+        rows.append(share("letters.steering", name, right, {"condition": name}, paper))
     note = _agreement(record, STEERING) + _errors(record)
-    tables = [Table("Letters, steering: right answers", rows, note)]
+    tables = [Table("letters.steering", "Letters, steering: right answers", rows, note)]
     if "rescue" in record.predictions[STEERING]:
         steered, rescue = (gives(record, STEERING, name) for name in ("steered", "rescue"))
         p = sign_test(int((steered & ~rescue).sum()), int((rescue & ~steered).sum()))
-        gap = Row("steered - rescue", difference(steered, rescue), len(steered), 3 / PAPER_PAIRS)
+        gap = Quantity(
+            "letters.steering.difference", "steered - rescue", difference(steered, rescue), len(steered),
+            3 / PAPER_PAIRS, {"condition": "steered", "minus": "rescue"},
+        )  # fmt: skip
         note = (
             f"Paired; right only when steered {int((steered & ~rescue).sum())}, only when patched "
             f"{int((rescue & ~steered).sum())}, sign test p = {p:.2g}."
         )
-        tables.append(Table("Letters, steering: what the pattern leaves", [gap], note))
+        tables.append(Table("letters.steering.difference", "Letters, steering: what the pattern leaves", [gap], note))
     if f"{STEERING}{BY_LOOP}" in record.predictions:
         tables.append(_along(record))
         if len(record.settings.get("patched", ())) > 1:
@@ -97,9 +126,11 @@ def _steering(record: Record) -> list[Table]:
 def _ahead(record: Record) -> Table:
     said = record.predictions[f"{STEERING}{BY_LOOP}"]
     ahead = (said["wrong loop"][:, :-1] == said["steered"][:, 1:]).numpy()
-    rows = [share(f"loop {loop + 1}", ahead[:, loop]) for loop in range(ahead.shape[1])]
+    rows = [
+        share("letters.steering.ahead", f"loop {loop}", right, {"loop": loop}) for loop, right in enumerate(ahead.T, 1)
+    ]
     note = "Whether the run with the next loop's patterns names, after each loop, whom the steered run names after it."
-    return Table("Letters, steering: the wrong loop, a loop ahead", rows, note)
+    return Table("letters.steering.ahead", "Letters, steering: the wrong loop, a loop ahead", rows, note)
 
 
 def _along(record: Record) -> Table:
@@ -108,9 +139,12 @@ def _along(record: Record) -> Table:
     for name in in_order(STEERING, said):
         if name != "steered":
             same = (said[name] == said["steered"]).numpy()
-            rows += [share(f"{name}, loop {loop + 1}", same[:, loop]) for loop in range(same.shape[1])]
+            rows += [
+                share("letters.steering.along", f"{name}, loop {loop}", right, {"condition": name, "loop": loop})
+                for loop, right in enumerate(same.T, 1)
+            ]
     note = "Whether a run names, after each loop, whom the steered run names there."
-    return Table("Letters, steering: as the steered run, by loop", rows, note)
+    return Table("letters.steering.along", "Letters, steering: as the steered run, by loop", rows, note)
 
 
 def _content(record: Record) -> list[Table]:
@@ -118,18 +152,21 @@ def _content(record: Record) -> list[Table]:
     for name in in_order(CONTENT, record.predictions[CONTENT]):
         for place, which in enumerate("BDE"):
             paper = PAPER_CONTENT[name][place] / PAPER_PAIRS if name in PAPER_CONTENT else None
-            rows.append(share(f"{name}: {which}", gives(record, CONTENT, name, which), paper))
+            at = {"condition": name, "answer": which}
+            rows.append(share("letters.content", f"{name}: {which}", gives(record, CONTENT, name, which), at, paper))
     note = (
         "B is the receiving run's own answer, D the donor's, E the donor's last transfer by the receiver's rules. "
         f"{_agreement(record, CONTENT)}{_errors(record)}"
     )
-    tables = [Table("Letters, pattern against output: what is answered", rows, note)]
+    tables = [Table("letters.content", "Letters, pattern against output: what is answered", rows, note)]
     if "pattern" in record.predictions[CONTENT]:
         gaps = []
         for one, other, which, paper in (("pattern", "output", "E", 175), ("output", "pattern", "D", 240)):
             value = difference(gives(record, CONTENT, one, which), gives(record, CONTENT, other, which))
-            gaps.append(Row(f"{one} - {other}: {which}", value, value.n, paper / PAPER_PAIRS))
-        tables.append(Table("Letters, pattern against output: paired differences", gaps))
+            at = {"condition": one, "minus": other, "answer": which}
+            label = f"{one} - {other}: {which}"
+            gaps.append(Quantity("letters.content.difference", label, value, value.n, paper / PAPER_PAIRS, at))
+        tables.append(Table("letters.content.difference", "Letters, pattern against output: paired differences", gaps))
         tables.append(_short(record))
     return tables
 
@@ -138,30 +175,44 @@ def _short(record: Record) -> Table:
     rows = []
     for name in in_order(CONTENT, record.predictions[CONTENT]):
         for run, which in (("receiver", "before_B"), ("donor", "before_D")):
-            rows.append(share(f"{name}: {run}'s last but one", gives(record, CONTENT, name, which)))
+            label, right = f"{name}: {run}'s last but one", gives(record, CONTENT, name, which)
+            rows.append(share("letters.content.short", label, right, {"condition": name, "run": run}))
     note = (
         "Who has the letter before a run's last transfer: named where that transfer is not made. The donor's last but "
         "one can be B."
     )
-    return Table("Letters, pattern against output: one transfer short", rows, note)
+    return Table("letters.content.short", "Letters, pattern against output: one transfer short", rows, note)
 
 
 def _restoration(record: Record) -> list[Table]:
     rows, mended = [], []
     there = in_order(RESTORATION, record.predictions[RESTORATION])
     for name in there:
-        paper = PAPER_RESTORATION.get(name)
-        rows.append(share(name, gives(record, RESTORATION, name), None if paper is None else paper / PAPER_PAIRS))
+        right, paper = gives(record, RESTORATION, name), _of_pairs(PAPER_RESTORATION.get(name))
+        rows.append(share("letters.restoration", name, right, _restored_at(name), paper))
     if "replaced" in there and broken(record).any():
-        published = {"selected": 1.0, "comparison": 0.0, "all": 1.0}
         for name in there:
             if name not in ("clean", "reference", "replaced"):
-                mended.append(share(name, repaired(record, name), published.get(name)))
+                again = repaired(record, name)
+                mended.append(
+                    share("letters.restoration.repaired", name, again, _restored_at(name), PAPER_REPAIRED.get(name))
+                )
     note = _agreement(record, RESTORATION) + _errors(record)
-    tables = [Table("Letters, restoration: right answers", rows, note)]
+    tables = [Table("letters.restoration", "Letters, restoration: right answers", rows, note)]
     if mended:
-        tables.append(Table("Letters, restoration: repaired of those broken by other queries", mended))
+        tables.append(
+            Table(
+                "letters.restoration.repaired",
+                "Letters, restoration: repaired of those broken by other queries",
+                mended,
+            )
+        )
     return tables
+
+
+def _restored_at(condition: str) -> dict[str, Coordinate]:
+    layer = layer_of(condition)
+    return {"condition": condition} if layer is None else {"condition": condition, "layer": layer}
 
 
 PAPER_WALKS = {
@@ -188,35 +239,53 @@ def answered(record: Record, template: int, steered: bool, k: int) -> UInt8[np.n
 
 def _walks(record: Record) -> list[Table]:
     rows = by_depth(
-        PAPER_WALKS, PAPER_GRAPHS, "graph", letter_walks.TEMPLATES, letter_walks.LONGEST,
+        "letters.walks", PAPER_WALKS, PAPER_GRAPHS, "graph", letter_walks.TEMPLATES, letter_walks.LONGEST,
         lambda template, steered, k: answered(record, template, steered, k) == k,
     )  # fmt: skip
     note = "First tokens; with J after the last loop, without it after as many as backbones are trained in, at most."
-    tables = [Table("Letters, walks: right answers", rows, note)]
+    tables = [Table("letters.walks", "Letters, walks: right answers", rows, note)]
     for steered in (False, True):
         cells = []
         for k, loop in product(range(1, letter_walks.LONGEST + 1), range(1, record.facts.loops + 1)):
             said = walked(record, 0, steered, k)[:, loop - 1]
             counts = np.bincount(said[said < len(NAMES)], minlength=len(NAMES))
             steps = int(counts.argmax())
-            cells.append(share(f"k = {k}, loop {loop}: {steps}", said == steps, unit="graph"))
+            at = {"steered": steered, "k": k, "loop": loop, "transfers": steps}
+            cells.append(
+                share("letters.walks.loops", f"k = {k}, loop {loop}: {steps}", said == steps, at, unit="graph")
+            )
         how = "with J" if steered else "without J"
         note = "Whom each loop would name most often: the person who has the letter after so many transfers."
-        tables.append(Table(f"Letters, walks: what loops say, {how}", cells, note))
+        tables.append(Table("letters.walks.loops", f"Letters, walks: what loops say, {how}", cells, note))
     return tables
 
 
 def _heads(record: Record) -> list[Table]:
     found = selection_of(record)
     if found is None:
-        return [Table("Letters, heads", [], "The map brings no right answers, so there is nothing that heads carry.")]
+        return [
+            Table(
+                "letters.heads",
+                "Letters, heads",
+                [],
+                "The map brings no right answers, so there is nothing that heads carry.",
+            )
+        ]
     note = (
         f"Chosen: {found.heads} (layers from 1) in loops {', '.join(map(str, found.loops))}; "
         f"{'every step passed' if found.passed else 'not every step passed'}; {found.forwards:,.0f} forwards."
     )
-    steered = Row("steered", wilson(found.steered, found.pairs, unit="pair"), found.pairs)
+    right = wilson(found.steered, found.pairs, unit="pair")
+    steered = Quantity("letters.heads", "steered", right, found.pairs, at={"condition": "steered"})
     last = found.tried[-1]
-    return [Table("Letters, heads: discovery", [steered], f"{note} Last tried: {last.step}, rescue {last.rescued}.")]
+    return [
+        Table(
+            "letters.heads",
+            "Letters, heads: discovery",
+            [steered],
+            f"{note} Last tried: {last.step}, rescue {last.rescued}.",
+        )
+    ]
 
 
 _PARTS: Mapping[str, Callable[[Record], list[Table]]] = {

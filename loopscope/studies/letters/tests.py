@@ -39,8 +39,8 @@ from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import between
 from loopscope.program import F, Program, Run
 from loopscope.protocol import TokenMap
-from loopscope.tasks.letter_pairs import SETS, Pair, check_aligned, pairs
 from loopscope.tasks.letters import NAMES, Letter, prompt
+from loopscope.tasks.letters.pairs import SETS, Pair, check_aligned, pairs
 
 STEERING, CONTENT, RESTORATION = "steering", "pattern-vs-output", "restoration"
 TESTS = (STEERING, CONTENT, RESTORATION)
@@ -207,13 +207,17 @@ def rows(test: str) -> tuple[str, ...]:
     return tuple(LAYER if name.startswith(LAYER) else name for name in found)
 
 
+def layer_of(condition: str) -> int | None:
+    """The layer whose chosen heads a condition of the restoration test puts back; None for any other condition."""
+    return int(condition.removeprefix(LAYER)) if condition.startswith(LAYER) else None
+
+
 def in_order(test: str, names: Iterable[str]) -> list[str]:
     """Rows of a test as `conditions` has them."""
 
     def place(name: str) -> tuple[int, int]:
-        if name.startswith(LAYER):
-            return rows(test).index(LAYER), int(name.removeprefix(LAYER))
-        return rows(test).index(name), 0
+        layer = layer_of(name)
+        return (rows(test).index(name), 0) if layer is None else (rows(test).index(LAYER), layer)
 
     return sorted(names, key=place)
 

@@ -9,43 +9,33 @@ import numpy as np
 from jaxtyping import Float
 
 from loopscope.measure.replies import answers_name
-from loopscope.stats import Estimate
+from loopscope.quantity import Quantity, one
+from loopscope.stats import Estimate, wilson
 from loopscope.studies.antonyms import tests as antonym_tests
+from loopscope.studies.antonyms.tables import PAPER_DEPTHS, PAPER_READOUTS, PAPER_SEQUENCES, PAPER_WAY, at_depths
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.studies.iterations.tables import ALL, LONG, PARTS, part_name, requested, scored
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS
 from loopscope.studies.language.names import identity
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.language.shares import share
-from loopscope.studies.language.tables import (
-    PAPER_DEPTHS,
-    PAPER_READOUTS,
-    PAPER_SEQUENCES,
-    PAPER_WAY,
-    depth_right,
-    requested,
-    scored,
-    titled,
-)
-from loopscope.studies.records import Record, Row
+from loopscope.studies.records import Record
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.dots import Spot, dots
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.heat import matrices
 from loopscope.studies.report.models import (
     INTERVALS,
+    bare,
     by_depth,
     labels,
     measured_on,
     models,
-    printed,
     published,
-    rows_of,
 )
 from loopscope.tasks.antonyms import LONGEST, TRAINED
-from loopscope.tasks.iteration_tasks import TASKS
-from loopscope.tasks.iterations import Tally, tally
+from loopscope.tasks.iterations import TASKS, Tally, tally
 
 SHADED = (0.7, TRAINED + 0.5)
 """Grey: steps that backbones were trained on."""
@@ -107,8 +97,8 @@ def by_form(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
 def _depths(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> Figure:
     panels = {}
     for label, form, record in found:
-        rows = rows_of(evidence, record, f"Antonyms, {form}: depths")
-        panels[f"{form}: {label}"] = by_depth(rows, antonym_tests.TEMPLATES)
+        quantities = evidence.quantities(record)
+        panels[f"{form}: {label}"] = by_depth(quantities, "antonyms.right", antonym_tests.TEMPLATES)
     caption = (
         "Right replies by the deletion that was asked for, with 95 % intervals; without a map, after the four loops "
         "that backbones were trained in. Dashed: a wording that neither backbone nor map was trained on. Diamonds: the "
@@ -132,9 +122,13 @@ def _readouts(evidence: Evidence, found: Sequence[tuple[str, str, Record]]) -> F
 
 def readout_matrix(evidence: Evidence, record: Record, form: str) -> Float[np.ndarray, "deletions loops"]:
     """Right readouts by deletion and loop, in the way that the paper reads this form."""
-    rows = rows_of(evidence, record, f"Antonyms, {form}: native readouts, {PAPER_WAY[form]}")
+    there = evidence.quantities(record)
+
+    def right(loop: int, deletion: int) -> float:
+        return one(there, "antonyms.readouts", way=PAPER_WAY[form], loop=loop, deletion=deletion).estimate.value
+
     loops = range(1, record.facts.loops + 1)
-    return np.array([[rows[f"loop {t}: deletion {k}"].estimate.value for t in loops] for k in range(1, TRAINED + 1)])
+    return np.array([[right(loop, deletion) for loop in loops] for deletion in range(1, TRAINED + 1)])
 
 
 def depth_tables(found: Sequence[tuple[str, str, Record]]) -> list[Grid]:
@@ -144,18 +138,22 @@ def depth_tables(found: Sequence[tuple[str, str, Record]]) -> list[Grid]:
     made = []
     for form in dict.fromkeys(form for _, form, _ in found):
         mine = {label: record for label, which, record in found if which == form}
-        lines: dict[str, dict[str, Row]] = {}
+        lines: dict[str, dict[str, Quantity]] = {}
         for template, steered in product(WORDINGS, (False, True)):
             said = f"{'J' if steered else 'no map'}{WORDINGS[template]}"
             for label, record in mine.items():
                 lines[f"{said}, {label}"] = {
-                    name: share(name, depth_right(record, template, steered, asked), unit="sequence")
+                    name: at_depths(record, template, steered, asked, label=name, unit="sequence")
                     for name, asked in depths.items()
                 }
             counts = PAPER_DEPTHS[form].get(answers_name(template, steered))
             if counts is not None:
                 lines[f"{said}, {published(ANTONYMS)}"] = {
-                    name: printed(sum(counts[k - 1] for k in asked) / PAPER_SEQUENCES / len(asked), PAPER_SEQUENCES)
+                    name: bare(
+                        "antonyms.published",
+                        sum(counts[k - 1] for k in asked) / PAPER_SEQUENCES / len(asked),
+                        PAPER_SEQUENCES,
+                    )
                     for name, asked in depths.items()
                 }
         made.append(Grid(f"Right replies by depth, {form}", list(depths), lines, note, "model"))
@@ -229,7 +227,7 @@ def _by_steps(number: int, label: str, asked: tuple[Record, str]) -> Figure:
         lines = []
         for branch, said in BRANCHES.items():
             by_k = [np.concatenate([cells[branch, task, k] for task in mine]) for k in range(1, LONGEST + 1)]
-            lines.append(Line(said, [share(said, each, unit="request").estimate for each in by_k]))
+            lines.append(Line(said, [wilson(int(each.sum()), len(each), unit="request") for each in by_k]))
         best = [_best([counted[task, k] for task in mine]) for k in range(1, LONGEST + 1)]
         lines.append(Line(BASELINE, best, control=True))
         panels[title] = lines
@@ -249,21 +247,25 @@ def _best(counted: Sequence[Tally]) -> Estimate:
     return Estimate(right, right, right, requests, "request", 0)
 
 
-def _whole(evidence: Evidence, asked: Asked) -> dict[str, dict[str, Row]]:
-    """The rows on whole answers, by the name of the model and of the starts."""
-    return {label: rows_of(evidence, record, f"{titled(split)}: whole") for label, (record, split) in asked.items()}
+def _whole(evidence: Evidence, asked: tuple[Record, str], task: str, length: str) -> dict[str, Quantity]:
+    """Whole answers to one part of the requests, by branch."""
+    record, split = asked
+    there = evidence.quantities(record)
+    return {
+        branch: one(there, "iterations.whole", split=split, task=task, length=length, branch=branch)
+        for branch in BRANCHES
+    }
 
 
 def _short_and_long(evidence: Evidence, asked: Asked) -> Figure:
-    rows = _whole(evidence, asked)
-    groups = {
-        part: [
-            Spot(said, {label: each[f"{part}: {branch}"].estimate for label, each in rows.items()},
-                 next(iter(rows.values()))[f"{part}: {branch}"].paper)
+    groups = {}
+    for task, length in PARTS:
+        by_branch = {label: _whole(evidence, each, task, length) for label, each in asked.items()}
+        groups[part_name(task, length)] = [
+            Spot(said, {label: found[branch].estimate for label, found in by_branch.items()},
+                 next(iter(by_branch.values()))[branch].published)
             for branch, said in BRANCHES.items()
-        ]
-        for part in _parts()
-    }  # fmt: skip
+        ]  # fmt: skip
     caption = (
         "Whole answers that are right with 95 % intervals; long requests are for 5 to 8 steps, short ones for 1 to 4. "
         "Diamonds: the paper's numbers, from trained starts."
@@ -271,21 +273,21 @@ def _short_and_long(evidence: Evidence, asked: Asked) -> Figure:
     return dots("iterations-long", "Long and short requests", caption, groups, list(asked))
 
 
-def _parts() -> list[str]:
-    return [*(f"{task}, long" for task in TASKS), "all long", "all short"]
-
-
 def branches_table(evidence: Evidence, asked: Asked) -> Grid:
     """A line for every part of the requests and every model and set of starts, columns for branches and baselines."""
-    lines: dict[str, dict[str, Row]] = {}
-    whole = _whole(evidence, asked)
+    lines: dict[str, dict[str, Quantity]] = {}
     counted = {label: tally(requested(*each)) for label, each in asked.items()}
-    for part in _parts():
-        for label, rows in whole.items():
-            mine = {said: rows[f"{part}: {branch}"] for branch, said in BRANCHES.items()}
-            lines[f"{part}, {label}"] = {**mine, **_baselines(part, counted[label])}
-        paper = {said: printed(row.paper, row.n) for said, row in mine.items() if row.paper is not None}
-        lines[f"{part}, {published(ITERATIONS)}"] = paper
+    for task, length in PARTS:
+        part = part_name(task, length)
+        for label, each in asked.items():
+            mine = _whole(evidence, each, task, length)
+            ours = {said: mine[branch] for branch, said in BRANCHES.items()}
+            lines[f"{part}, {label}"] = {**ours, **_baselines(task, length, counted[label])}
+        lines[f"{part}, {published(ITERATIONS)}"] = {
+            said: bare(mine[branch].id, paper, mine[branch].n)
+            for branch, said in BRANCHES.items()
+            if (paper := mine[branch].published) is not None
+        }
     note = (
         "Whole answers. Baselines are counted on the same requests; says one thing: for each task and k, the best one. "
         "The paper's requests have trained starts."
@@ -293,9 +295,11 @@ def branches_table(evidence: Evidence, asked: Asked) -> Grid:
     return Grid("Four ways on, by task", [*BRANCHES.values(), *BASELINES.values()], lines, note, "requests")
 
 
-def _baselines(part: str, counted: Sequence[Tally]) -> dict[str, Row]:
+def _baselines(task: str, length: str, counted: Sequence[Tally]) -> dict[str, Quantity]:
     """What is right without iterating on, of one part of the requests."""
-    task = part.removesuffix(", long")
-    mine = [each for each in counted if (each.k <= TRAINED) == (part == "all short") and task in (each.task, part)]
+    mine = [each for each in counted if (each.k > TRAINED) == (length == LONG) and task in (ALL, each.task)]
     of = sum(each.requests for each in mine)
-    return {said: printed(sum(getattr(each, name) for each in mine) / of, of) for name, said in BASELINES.items()}
+    return {
+        said: bare("iterations.baseline", sum(getattr(each, name) for each in mine) / of, of)
+        for name, said in BASELINES.items()
+    }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loopscope.measure.heads import KEEPS, LEAVES, Heads, Selection, Tried, may_leave
+from loopscope.quantity import Quantity, every
 from loopscope.stats import Estimate, wilson
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
@@ -13,19 +14,22 @@ from loopscope.studies.language.layouts import HEADS, LETTERS
 from loopscope.studies.language.names import identity, loops_in_words, of_search, patched
 from loopscope.studies.language.records import LANGUAGE, selection_of
 from loopscope.studies.letters.tables import PAPER_CONTENT, PAPER_PAIRS
-from loopscope.studies.letters.tests import CONTENT, LAYER, RESTORATION, STEERING, TESTS, in_order
+from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING, TESTS
 from loopscope.studies.letters.walks import WALKS
-from loopscope.studies.records import Record, Row
+from loopscope.studies.records import Record
 from loopscope.studies.report.contents import Figure, Grid, Listing, Section
 from loopscope.studies.report.dots import Search, Spot, Step, dots, searches
 from loopscope.studies.report.figures import Line, lines_in_panels, stacked_panels
 from loopscope.studies.report.letter_walks import along_figure, walks_figure
-from loopscope.studies.report.models import INTERVALS, labels, measured_on, models, published, rows_of, side_by_side
-from loopscope.tasks.letter_pairs import SETS
+from loopscope.studies.report.models import INTERVALS, labels, measured_on, models, published, side_by_side
+from loopscope.tasks.letters.pairs import SETS
 
 CONFIRMED = "confirmation"
 RANKING = ("layers left out", "heads left out")
 """Steps that take nothing: they rank."""
+
+SELF = {"self-pattern": "its own patterns", "self-output": "its own outputs"}
+"""Conditions in which a run is given what it has anyway."""
 
 STEERED: Mapping[str, Mapping[str, str]] = {
     "no patch": {"unsteered": "without J", "steered": "with J"},
@@ -40,7 +44,7 @@ STEERED: Mapping[str, Mapping[str, str]] = {
         "comparison damage": "comparison heads", "complement damage": "other heads of these layers",
     },
     "all heads of the late layers": {"late rescue": "rescue", "late damage": "damage"},
-    "what the run has anyway": {"self-pattern": "its own patterns", "self-output": "its own outputs"},
+    "what the run has anyway": SELF,
 }  # fmt: skip
 """Conditions of the steering test by what they are for, with their names in the figure."""
 
@@ -88,25 +92,34 @@ class Walkers:
 
     def tested(self, test: str) -> dict[str, Record]:
         """The records of a test; with several sets of heads, those not selected are named with their loops."""
-        there = [each for each in self.records if test in each.predictions]
+        return {label: each for who in self.named for label, each in self._tested(who, test).items()}
+
+    def _tested(self, who: tuple[str, ...], test: str) -> dict[str, Record]:
+        mine = [each for each in self.records if test in each.predictions and identity(each) == who]
         found = {}
-        for who, label in self.named.items():
-            mine = [each for each in there if identity(each) == who]
-            for each in sorted(mine, key=lambda record: not of_search(record, self.records)):
-                alone = len(mine) == 1 or of_search(each, self.records)
-                found[label if alone else f"{label}, {patched(each)}"] = each
+        for each in sorted(mine, key=lambda record: not of_search(record, self.records)):
+            alone = len(mine) == 1 or of_search(each, self.records)
+            found[self.named[who] if alone else f"{self.named[who]}, {patched(each)}"] = each
         return found
 
     @property
     def series(self) -> list[str]:
         """Every name that figures use, in one order for all of them."""
-        used = [label for test in TESTS for label in self.tested(test)]
-        return [each for label in self.named.values() for each in dict.fromkeys(used) if each.startswith(label)]
+        return [*dict.fromkeys(label for who in self.named for test in TESTS for label in self._tested(who, test))]
 
-    def rows(self, test: str, title: str) -> dict[str, dict[str, Row]]:
-        """By model, the rows of a test's table; models without that table are left out."""
-        made = {label: rows_of(self.evidence, each, title) for label, each in self.tested(test).items()}
-        return {label: rows for label, rows in made.items() if rows}
+    def quantities(self, test: str, id: str) -> dict[str, list[Quantity]]:
+        """By model, the quantities of an id in the records of a test; models without any are left out."""
+        made = {label: every(self.evidence.quantities(each), id) for label, each in self.tested(test).items()}
+        return {label: found for label, found in made.items() if found}
+
+    def by_condition(self, test: str, id: str) -> ByCondition:
+        """The same, by condition."""
+        made = self.quantities(test, id)
+        return {label: {str(each.at["condition"]): each for each in found} for label, found in made.items()}
+
+
+ByCondition = Mapping[str, Mapping[str, Quantity]]
+"""Quantities by model and condition."""
 
 
 def letters_section(evidence: Evidence) -> Section | None:
@@ -118,10 +131,10 @@ def letters_section(evidence: Evidence) -> Section | None:
     walkers = Walkers(evidence, records, named)
     mine = {label: [each for each in records if identity(each) == who] for who, label in named.items()}
     found = {label: each for label, record in walkers.searched.items() if (each := selection_of(record)) is not None}
-    steering = walkers.rows(STEERING, "Letters, steering: right")
-    content = walkers.rows(CONTENT, "Letters, pattern against output: what")
-    restored = walkers.rows(RESTORATION, "Letters, restoration: right")
-    repaired = walkers.rows(RESTORATION, "Letters, restoration: repaired")
+    steering = walkers.by_condition(STEERING, "letters.steering")
+    content = walkers.quantities(CONTENT, "letters.content")
+    restored = walkers.by_condition(RESTORATION, "letters.restoration")
+    repaired = walkers.by_condition(RESTORATION, "letters.restoration.repaired")
     figures: list[Figure] = [walks_figure(evidence, walkers.walks)] if walkers.walks else []
     tables: list[Grid | Listing] = [models(LETTERS, mine)]
     if found:
@@ -130,11 +143,12 @@ def letters_section(evidence: Evidence) -> Section | None:
     if steering:
         figures.append(_steering(steering, walkers.series))
         tables.append(side_by_side("Steering: right answers", LETTERS, _listed(steering, STEERED)))
-    if along := walkers.rows(STEERING, "Letters, steering: as the steered run"):
+    if along := walkers.quantities(STEERING, "letters.steering.along"):
         figures.append(along_figure(along))
     if content:
         figures.append(_content(content))
-        tables.append(side_by_side("Pattern against output: what is answered", LETTERS, _listed(content), note=_BDE))
+        shown = {label: [each for each in found if not _of_itself(each)] for label, found in content.items()}
+        tables.append(side_by_side("Pattern against output: what is answered", LETTERS, shown, note=_BDE))
     if restored:
         figures.append(_restoration(restored, repaired, walkers.series))
         layers = {name: name for name in _by_layer(restored)}
@@ -285,15 +299,11 @@ _BDE = (
 )
 
 
-def _listed(
-    rows: Mapping[str, Mapping[str, Row]], groups: Mapping[str, Mapping[str, str]] | None = None
-) -> dict[str, list[Row]]:
-    """Rows by model as tables list them: those of some groups in their order, with what they mean, or all."""
-    told = {name: _full(name, said) for group in (groups or {}).values() for name, said in group.items()}
-    if groups is None:
-        told = {name: name for found in rows.values() for name in found if not name.startswith("self-")}
+def _listed(rows: ByCondition, groups: Mapping[str, Mapping[str, str]]) -> dict[str, list[Quantity]]:
+    """Quantities by model as tables list them: those of some groups in their order, with what they mean."""
+    told = {name: _full(name, said) for group in groups.values() for name, said in group.items()}
     return {
-        label: [replace(found[name], name=said) for name, said in told.items() if name in found]
+        label: [replace(found[name], label=said) for name, said in told.items() if name in found]
         for label, found in rows.items()
     }
 
@@ -303,49 +313,57 @@ def _full(name: str, said: str) -> str:
     return said if name in said else name if said in name else f"{name} ({said})"
 
 
-def _by_layer(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
+def _by_layer(rows: ByCondition) -> dict[str, str]:
     """Conditions that put back the chosen heads of one layer, in order."""
-    layers = {name for found in rows.values() for name in found if name.startswith(LAYER)}
-    return {name: f"at the chosen heads of {name}" for name in in_order(RESTORATION, layers)}
+    layers = {int(each.at["layer"]): name for found in rows.values() for name, each in found.items()
+              if "layer" in each.at}  # fmt: skip
+    return {layers[layer]: f"at the chosen heads of layer {layer}" for layer in sorted(layers)}
 
 
-def _spots(told: Mapping[str, str], rows: Mapping[str, Mapping[str, Row]]) -> list[Spot]:
+def _spots(told: Mapping[str, str], rows: ByCondition) -> list[Spot]:
     """A row of the figure for each of the conditions that some model was run in."""
     made = []
     for name, said in told.items():
-        shares = {label: found[name].estimate for label, found in rows.items() if name in found}
-        papers = [found[name].paper for found in rows.values() if name in found]
-        if shares:
-            made.append(Spot(said, shares, papers[0]))
+        there = {label: found[name] for label, found in rows.items() if name in found}
+        if there:
+            shares = {label: each.estimate for label, each in there.items()}
+            made.append(Spot(said, shares, next(iter(there.values())).published))
     return made
 
 
-def _steering(rows: Mapping[str, Mapping[str, Row]], series: Sequence[str]) -> Figure:
+def _steering(rows: ByCondition, series: Sequence[str]) -> Figure:
     groups = {group: _spots(told, rows) for group, told in STEERED.items()}
+    n = _often(each for found in rows.values() for each in found.values())
     caption = (
-        f"Right answers of {_often(rows)} independent pairs with 95 % intervals. Controls should leave the run that "
+        f"Right answers of {n} independent pairs with 95 % intervals. Controls should leave the run that "
         "they are put into as it is. Diamonds: the paper's numbers."
     )
     return dots("letters-steering", "What steered patterns do", caption, {k: v for k, v in groups.items() if v}, series)
 
 
-def _content(rows: Mapping[str, Mapping[str, Row]]) -> Figure:
+def _of_itself(found: Quantity) -> bool:
+    """Whether a run was given what it has anyway."""
+    return found.at["condition"] in SELF
+
+
+def _content(rows: Mapping[str, Sequence[Quantity]]) -> Figure:
     panels: dict[str, dict[str, dict[str, Estimate]]] = {}
     for label, found in rows.items():
         counts: dict[str, dict[str, int]] = {}
-        for name, row in found.items():
-            condition, _, which = name.rpartition(": ")
-            counts.setdefault(condition, {})[which] = round(row.estimate.value * row.n)
-        n = next(iter(found.values())).n
-        panels[label] = {condition: _parts(each, n) for condition, each in counts.items() if "self" not in condition}
+        for each in found:
+            if not _of_itself(each):
+                mine = counts.setdefault(str(each.at["condition"]), {})
+                mine[str(each.at["answer"])] = round(each.estimate.value * each.n)
+        panels[label] = {condition: _parts(each, found[0].n) for condition, each in counts.items()}
     shown = dict.fromkeys(condition for answers in panels.values() for condition in answers)
     panels[published(LETTERS)] = {
         condition: _parts(dict(zip("BDE", PAPER_CONTENT[condition], strict=True)), PAPER_PAIRS)
         for condition in shown
         if condition in PAPER_CONTENT
     }
+    n = _often(each for found in rows.values() for each in found)
     caption = (
-        f"Who is named in {_often(rows)} shared-path pairs, with J in all runs. Base, source and reference are clean "
+        f"Who is named in {n} shared-path pairs, with J in all runs. Base, source and reference are clean "
         "runs; below them, the source's pattern, output or values at the chosen heads of the base's run, and controls. "
         "The pattern should give E, the output D, the controls B."
     )
@@ -357,15 +375,14 @@ def _parts(counts: Mapping[str, int], n: int) -> dict[str, Estimate]:
     return {which: wilson(whole[which], n, unit="pair") for which in ANSWERS}
 
 
-def _restoration(
-    rows: Mapping[str, Mapping[str, Row]], repaired: Mapping[str, Mapping[str, Row]], series: Sequence[str]
-) -> Figure:
+def _restoration(rows: ByCondition, repaired: ByCondition, series: Sequence[str]) -> Figure:
     groups = {
         **{group: _spots(told, rows) for group, told in RESTORED.items()},
         "repaired of what other queries broke": _spots({**BACK, **_by_layer(rows)}, repaired),
     }
+    n = _often(each for found in rows.values() for each in found.values())
     caption = (
-        f"{_often(rows)} shared-path pairs; in the chosen heads' layers, queries of a run on the same graph that "
+        f"{n} shared-path pairs; in the chosen heads' layers, queries of a run on the same graph that "
         "starts elsewhere. Below: of the answers that were right and are not, how many are right again. Diamonds: the "
         "paper's numbers."
     )
@@ -373,15 +390,15 @@ def _restoration(
     return dots("letters-restoration", "Outputs of the chosen heads repair", caption, filled, series)
 
 
-def _often(rows: Mapping[str, Mapping[str, Row]]) -> str:
-    return " or ".join(str(n) for n in sorted({row.n for found in rows.values() for row in found.values()}))
+def _often(quantities: Iterable[Quantity]) -> str:
+    return " or ".join(str(n) for n in sorted({each.n for each in quantities}))
 
 
 def _differences(walkers: Walkers) -> list[Grid]:
     """Paired differences between two conditions, of all tests together."""
-    made: dict[str, list[Row]] = {}
-    for test, title in ((STEERING, "Letters, steering: what"), (CONTENT, "Letters, pattern against output: paired")):
-        for label, rows in walkers.rows(test, title).items():
-            made.setdefault(label, []).extend(rows.values())
+    made: dict[str, list[Quantity]] = {}
+    for test, id in ((STEERING, "letters.steering.difference"), (CONTENT, "letters.content.difference")):
+        for label, found in walkers.quantities(test, id).items():
+            made.setdefault(label, []).extend(found)
     note = "Paired differences in points; pairs are resampled 10,000 times."
     return [side_by_side("Paired differences", LETTERS, made, note=note)] if made else []

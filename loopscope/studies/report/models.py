@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from loopscope.measure.replies import answers_name
+from loopscope.quantity import Quantity, every
 from loopscope.stats import Estimate
-from loopscope.studies.evidence import Evidence
 from loopscope.studies.language.names import how_much, identity, identity_of, in_millions, parameters_of
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.records import Record, Row
+from loopscope.studies.records import Record
 from loopscope.studies.report.contents import Grid, Listing
 from loopscope.studies.report.figures import Line
 
@@ -92,9 +91,9 @@ def models(experiment: str, records: Mapping[str, Sequence[Record]]) -> Listing:
 
 
 def side_by_side(
-    title: str, experiment: str, rows: Mapping[str, Sequence[Row]], head: str = "condition", note: str = ""
+    title: str, experiment: str, rows: Mapping[str, Sequence[Quantity]], head: str = "condition", note: str = ""
 ) -> Grid:
-    """A line for every row's name, a column for every model, and one for the paper where it printed some of them.
+    """A line for every quantity, a column for every model, and one for the paper where it printed some of them.
 
     Where models were asked differently often, their heads say how often.
     """
@@ -106,50 +105,52 @@ def side_by_side(
         else f"{label}, n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{', '.join(f'{n:,}' for n in sorted(counts))}"
         for label, counts in often.items()
     }
-    lines: dict[str, dict[str, Row]] = {name: {} for name in _merged(rows.values())}
+    said: dict[object, str] = {}
+    lines: dict[object, dict[str, Quantity]] = {which: {} for which in _merged(rows.values())}
     for label, found in rows.items():
         for row in found:
-            lines[row.name][columns[label]] = row
-            if row.paper is not None:
-                lines[row.name][published(experiment)] = printed(row.paper, row.n)
+            said[_which(row)] = row.label
+            lines[_which(row)][columns[label]] = row
+            if row.published is not None:
+                lines[_which(row)][published(experiment)] = bare(row.id, row.published, row.n)
     last = [published(experiment)] * any(published(experiment) in line for line in lines.values())
-    return Grid(title, [*columns.values(), *last], lines, note, head)
+    return Grid(title, [*columns.values(), *last], {said[which]: line for which, line in lines.items()}, note, head)
 
 
-def _merged(rows: Iterable[Sequence[Row]]) -> list[str]:
-    """The names of all rows; one that the rows before have not stands after its neighbour."""
-    order: list[str] = []
+def _which(row: Quantity) -> object:
+    """What tells a quantity from others of one model."""
+    return row.id, *sorted(row.at.items())
+
+
+def _merged(rows: Iterable[Sequence[Quantity]]) -> list[object]:
+    """The quantities of all models in order; one that the models before have not stands after its neighbour."""
+    order: list[object] = []
     for found in rows:
         place = 0
-        for row in found:
-            if row.name not in order:
-                order.insert(place, row.name)
-            place = order.index(row.name) + 1
+        for which in map(_which, found):
+            if which not in order:
+                order.insert(place, which)
+            place = order.index(which) + 1
     return order
 
 
-def printed(share: float, n: int) -> Row:
-    """A share without an interval: what the paper printed, or what is counted and not measured."""
-    return Row("", Estimate(share, float("nan"), float("nan"), n, "", 0), n)
+def bare(id: str, share: float, n: int) -> Quantity:
+    """A share without an interval or a label: what the paper printed, or what is counted and not measured."""
+    return Quantity(id, "", Estimate(share, float("nan"), float("nan"), n, "", 0), n)
 
 
-def rows_of(evidence: Evidence, record: Record, title: str) -> dict[str, Row]:
-    """The rows of a record's table by name; none where there is no table whose title begins so."""
-    return {row.name: row for table in evidence.tables(record) if table.title.startswith(title) for row in table.rows}
+def by_depth(quantities: Iterable[Quantity], id: str, templates: tuple[int, int]) -> list[Line]:
+    """Lines over the depths k: with J, without, and with J in the wording that was held out, dashed.
 
-
-def by_depth(rows: Mapping[str, Row], templates: tuple[int, int]) -> list[Line]:
-    """Lines over the depths asked for: with J, without, and with J in the wording that was held out, dashed.
-
-    `rows` have names as "X, k = 3", where X is `answers_name` of a template with J or without; the second of
-    `templates` is held out.
+    The second of `templates` is held out.
     """
+    there = list(quantities)
     trained, held_out = templates
     lines = []
     for template, steered in ((trained, True), (trained, False), (held_out, True)):
-        first, dashed = f"{answers_name(template, steered)}, k = ", template == held_out
-        depths = {int(name.removeprefix(first)): row for name, row in rows.items() if name.startswith(first)}
-        paper = [(float(k), row.paper) for k, row in depths.items() if row.paper is not None and not dashed]
+        dashed = template == held_out
+        found = sorted(every(there, id, template=template, steered=steered), key=lambda each: int(each.at["k"]))
+        paper = [(float(each.at["k"]), each.published) for each in found if each.published is not None and not dashed]
         said = f"{'J' if steered else 'no map'}{', held-out wording' if dashed else ''}"
-        lines.append(Line(said, [depths[k].estimate for k in sorted(depths)], dashed, paper=paper))
+        lines.append(Line(said, [each.estimate for each in found], dashed, paper=paper))
     return lines
