@@ -19,7 +19,7 @@ from loopscope.studies.language import tables as language_tables
 from loopscope.studies.language.names import scale_of, subject_of
 from loopscope.studies.language.records import ANY_MAP, LANGUAGE
 from loopscope.studies.lineage import Lineage
-from loopscope.studies.records import Record, Row, percent
+from loopscope.studies.records import AnyRow, Record, Row, percent
 from loopscope.studies.registry import EXPERIMENTS, Selection, selection
 
 
@@ -95,7 +95,7 @@ class Evidence:
         if id(record) not in self._tables:
             names = self.selection.names
             paper = bool(names) and record.facts.name == names[0]
-            self._tables[id(record)] = make(record.predictions, record.facts, paper)
+            self._tables[id(record)] = list(make(record.predictions, record.facts, paper))
         return self._tables[id(record)]
 
     def row(self, record: Record, title: str, name: str) -> Row:
@@ -183,7 +183,7 @@ class Control:
     `gives` names that answer.  One that `keeps` should leave answers as they are; `bound` is then the least of them.
     """
 
-    row: Row
+    row: AnyRow
     bound: float
     gives: str = "the answer"
     keeps: bool = False
@@ -254,7 +254,7 @@ def listed(shares: Iterable[float]) -> str:
     return ", ".join(map(percent, shares))
 
 
-def mean_of(rows: Sequence[Row]) -> Estimate:
+def mean_of(rows: Sequence[AnyRow]) -> Estimate:
     """The mean over backbones with equal weight, and one sample SD to either side; a single one as it is.
 
     NaN, of which no predicate holds, where some backbone has no share because nothing counts in it.

@@ -26,6 +26,8 @@ from torch import Tensor
 import loopscope
 from loopscope.bounds import shown
 from loopscope.errors import InputError, nearest
+from loopscope.quantity import Quantity
+from loopscope.quantity import Table as Quantities
 from loopscope.stats import Estimate
 from loopscope.store.artefacts import BACKBONE
 from loopscope.store.files import damaged
@@ -83,6 +85,11 @@ class Table:
     def under(self, name: str) -> Table:
         """The same, with the name of a backbone before its title."""
         return replace(self, title=f"{name}: {self.title}")
+
+
+# until no code uses rows by name
+AnyRow = Row | Quantity
+AnyTable = Table | Quantities
 
 
 @dataclass(frozen=True)

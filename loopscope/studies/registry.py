@@ -29,7 +29,7 @@ from loopscope.studies.parity import counts as parity_counts
 from loopscope.studies.parity import exact as parity_exact
 from loopscope.studies.parity import lengths as parity_lengths
 from loopscope.studies.recipes import map_recipe
-from loopscope.studies.records import Facts, Predictions, Record, Table
+from loopscope.studies.records import AnyTable, Facts, Predictions, Record
 from loopscope.studies.relations import chains
 from loopscope.studies.subject import Subject
 
@@ -162,7 +162,7 @@ class Experiment:
     settings: Callable[[Role, Profile], list[dict[str, Any]]]
     uses: tuple[str, ...] | None = ()
     """The targets whose maps it uses; None: all that there are."""
-    tables: Callable[[Predictions, Facts, bool], list[Table]] | None = None
+    tables: Callable[[Predictions, Facts, bool], Sequence[AnyTable]] | None = None
     """What follows from one record; the last argument asks for the published numbers.  None: it takes several."""
     notes: Callable[[Store, str, str], dict[str, Any]] | None = None
     """What else to keep of a backbone's weights, given their store, its name and the prefix of its maps' recipes."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from loopscope.errors import InputError, nearest
 from loopscope.studies import records
-from loopscope.studies.records import Row, Table
+from loopscope.studies.records import AnyRow, AnyTable, Table
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
 VERDICTS = (HOLDS, FAILS, NOT_RUN)
@@ -66,7 +66,7 @@ class Grid:
 
     title: str
     columns: Sequence[str]
-    lines: Mapping[str, Mapping[str, Row]]
+    lines: Mapping[str, Mapping[str, AnyRow]]
     note: str = ""
     head: str = "backbone"
 
@@ -82,7 +82,7 @@ class Listing:
     head: str = "backbone"
 
 
-Tabled = Table | Grid | Listing
+Tabled = AnyTable | Grid | Listing
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loopscope.stats import Estimate
-from loopscope.studies.records import Table
+from loopscope.studies.records import AnyTable
 from loopscope.studies.report.contents import Figure, percent
 from loopscope.studies.report.drawing import (
     BLUE,
@@ -40,7 +40,7 @@ class Spot:
     paper: float | None = None
 
 
-def rates(name: str, title: str, caption: str, tables: Sequence[Table]) -> Figure:
+def rates(name: str, title: str, caption: str, tables: Sequence[AnyTable]) -> Figure:
     """Every row of the tables as a dot; several tables have their titles above their rows."""
     groups = [
         (table.title, [Spot(row.name, {OURS: row.estimate}, row.paper) for row in table.rows]) for table in tables

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from loopscope.stats import Estimate
-from loopscope.studies.records import Row
+from loopscope.studies.records import AnyRow
 from loopscope.studies.report.contents import FAILS, HOLDS, NOT_RUN, Cost, Grid, LedgerRow, Listing, Tabled, percent
 
 SIGNS = {HOLDS: "\N{CHECK MARK}", FAILS: "\N{BALLOT X}", NOT_RUN: "\N{EN DASH}"}
@@ -43,7 +43,7 @@ def numbers(table: Tabled, number: int) -> str:
         return _listing(table, number)
     compared = any(row.paper is not None for row in table.rows)
 
-    def line(row: Row) -> str:
+    def line(row: AnyRow) -> str:
         ours = _estimate(row.estimate)
         paper = [_cell("" if row.paper is None else percent(row.paper), number=True)] if compared else []
         return _row(_name(words(row.name)), _cell(ours, number=True), *paper, _cell(f"{row.n:,}", number=True))
@@ -53,7 +53,7 @@ def numbers(table: Tabled, number: int) -> str:
 
 
 def _grid(table: Grid, number: int) -> str:
-    def line(name: str, rows: Mapping[str, Row]) -> str:
+    def line(name: str, rows: Mapping[str, AnyRow]) -> str:
         cells = (_estimate(rows[column].estimate) if column in rows else "" for column in table.columns)
         return _row(_name(words(name)), *(_cell(cell, number=True) for cell in cells))
 
