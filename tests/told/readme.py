@@ -12,7 +12,6 @@ from loopscope.studies.language.layouts import HEADS
 from loopscope.studies.language.records import selection_of
 from loopscope.studies.letters.tests import CONTENT
 from loopscope.studies.letters.walks import WALKS
-from loopscope.studies.parity import timing as parity_timing
 from tests.told import depths, letters, replies, walks
 from tests.told.sentences import README, ROOT, Known, Rows, Section, table_row
 
@@ -68,7 +67,7 @@ def _beyond(evidence: Evidence) -> Known:
         "last": Rows.in_record(evidence, last, letters.ANSWERED),
         "content": Rows.in_record(evidence, every, letters.ANSWERED),
         "parity": {
-            name: Rows.of(parity_timing.tables(evidence.of("parity")[name].predictions), depths.TIMING)
+            name: depths.timed(evidence, name)
             for name in depths.BACKBONES
         },
         "small": [
