@@ -12,9 +12,8 @@ from loopscope.studies.letters.layouts import HEADS
 from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tests import CONTENT
 from loopscope.studies.letters.walks import WALKS
-from loopscope.studies.parity import timing as parity_timing
 from tests.told import depths, letters, replies, walks
-from tests.told.sentences import LEDGER, PERFORMANCE, README, ROOT, Known, Rows, Section, table_row
+from tests.told.sentences import LEDGER, PERFORMANCE, README, ROOT, Known, Section, table_row
 
 # ---- what was measured -----------------------------------------------------------------------------------------------
 
@@ -67,7 +66,7 @@ def _beyond(evidence: Evidence) -> Known:
         "antonyms": replies.ANTONYM_SECTION.known(evidence),
         "last": letters.answers(evidence, last), "content": letters.answers(evidence, every),
         "parity": {
-            name: Rows.of(parity_timing.tables(evidence.of("parity")[name].predictions), depths.TIMING)
+            name: depths.timed(evidence, name)
             for name in depths.BACKBONES
         },
         "small": [
