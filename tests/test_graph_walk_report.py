@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopscope.quantity import of_tables
 from loopscope.store.store import Store
 from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import composition, switching
+from loopscope.studies.graph_walk import matched as matching
 from loopscope.studies.graph_walk.experiments import QUICK_PARTS
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.records import Record
+from loopscope.studies.records import Record, apart
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.report import composing
 from loopscope.studies.report import sections as graph_walks
@@ -225,6 +227,16 @@ def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report, tm
         names = list(table.lines) if isinstance(table, Grid) else [row.label for row in table.rows]
         assert [line[0] for line in lines[1:]] == names
     assert "nan" not in " ".join(cell for table in reader.tables for line in table for cell in line)
+
+
+def test_id_and_coordinates_name_one_quantity(evidence: Evidence) -> None:
+    """Of a record, and of matched supervision, whose tables take several; so that nothing is found by its label."""
+    made = [evidence.quantities(each) for each in evidence.records]
+    made.append(list(of_tables(matching.tables(*apart(evidence.of("matched"))))))
+    assert sum(map(len, made)) > 1000
+    for quantities in made:
+        known = [(each.id, frozenset(each.at.items())) for each in quantities]
+        assert len(set(known)) == len(known)
 
 
 def test_the_order_of_records_does_not_matter() -> None:
