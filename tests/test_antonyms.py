@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.tasks import antonyms
+from loopscope.tasks import Antonyms, Draw, antonyms
 from loopscope.tasks.antonyms import PAIRS, PARTNER, QUESTIONS, RULES, Deletion, Request
 from tests.planted.antonyms import by_stack
 
@@ -197,13 +197,29 @@ def test_stages_are_the_answers_so_far():
     assert request.answer == request.stages[-1]
 
 
+def of_backbones(update, form):
+    """As the paper's backbones are trained: deletions 1 to 4 in turn, or 4 alone, of which every stage is learned."""
+    depths = [1, 2, 3, 4, 1, 2, 3, 4] if form == "final-only" else [4] * 8
+    return antonyms.requests(update, antonyms.BACKBONE_SEED, depths, form)
+
+
+def of_maps(update):
+    """As the paper's maps are fitted, to both backbones: deletions 1 to 8, twice each, in the stepwise form."""
+    return antonyms.requests(update, antonyms.MAP_SEED, [*range(1, 9), *range(1, 9)], "stepwise")
+
+
+def learned(task, seed, update, examples, deepest, whole=False):
+    asked = task.questions(Draw(seed, update, examples, deepest, only_deepest=whole))
+    return [(each.prompt, tuple(each.stages)) for each in asked]
+
+
 def test_backbones_see_the_same_sequences_in_both_forms():
     templates, depths = Counter(), Counter()
     for update in range(5):
-        final, stepwise = (
-            antonyms.backbone_requests(update, "final-only"),
-            antonyms.backbone_requests(update, "stepwise"),
-        )
+        final, stepwise = of_backbones(update, "final-only"), of_backbones(update, "stepwise")
+        for form, wanted in (("final-only", final), ("stepwise", stepwise)):
+            found = learned(Antonyms(form), antonyms.BACKBONE_SEED, update, 8, 4, form == "stepwise")
+            assert found == [(r.prompt, r.stages) for r in wanted]
         assert [(r.words, r.template) for r in final] == [(r.words, r.template) for r in stepwise]
         assert {r.k for r in stepwise} == {4}
         assert {r.form for r in final} == {"final-only"}
@@ -217,14 +233,15 @@ def test_backbones_see_the_same_sequences_in_both_forms():
 def test_maps_see_every_depth_equally_often():
     templates, depths = Counter(), Counter()
     for update in range(5):
-        drawn = antonyms.map_requests(update)
+        drawn = of_maps(update)
+        found = learned(Antonyms("stepwise"), antonyms.MAP_SEED, update, 16, 8)
+        assert found == [(r.prompt, r.stages) for r in drawn]
         assert {r.form for r in drawn} == {"stepwise"}
         assert [r.words for r in drawn] == [antonyms.sequence(300_000_000 + 100 * update + j) for j in range(16)]
         templates.update(r.template for r in drawn)
         depths.update(r.k for r in drawn)
     assert templates == dict.fromkeys(range(5), 16)
     assert depths == dict.fromkeys(range(1, 9), 10)
-    assert {r.form for r in antonyms.map_requests(0, "final-only")} == {"final-only"}
 
 
 @pytest.mark.parametrize("form", ["final-only", "stepwise"])
@@ -256,8 +273,8 @@ def test_dense_turns_ask_for_every_depth_of_training_sequences(form):
         (lambda: Request(("hot", "colt"), 1), "nearest: cold"),
         (lambda: antonyms.topology(("hott",)), "nearest: hot"),
         (lambda: antonyms.needed_topology(EXAMPLE, 4), "deletions 1 to 3"),
-        (lambda: antonyms.map_requests(-1), "counted from 0"),
-        (lambda: antonyms.backbone_requests(0, "final"), "nearest: final-only"),
+        (lambda: antonyms.requests(-1, 0, [1], "stepwise"), "counted from 0"),
+        (lambda: antonyms.requests(0, 0, [1], "final"), "nearest: final-only"),
         (lambda: antonyms.dense_turns(0, longest=13), "1 to 12"),
         (lambda: antonyms.dense_turns(0, longest=0), "1 to 12"),
         (lambda: antonyms.dense_turns(0, longest=1, sequences=0), "at least 1"),

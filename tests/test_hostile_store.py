@@ -24,6 +24,7 @@ from loopscope.store.manifest import HEADER_LIMIT, JSON_LIMIT, MANIFEST, MANIFES
 from loopscope.store.store import Store
 from loopscope.training import checkpoints
 from loopscope.training.cohort import jobs
+from loopscope.training.job import refuse_unreadable
 from tests.commands import loopscope
 from tests.stopping import StoppedError, settings_of, stop_after
 from tests.stores import put
@@ -304,7 +305,7 @@ def test_a_newer_schema_is_exit_code_3_everywhere(store: Store, capsys: pytest.C
         assert says in [row["reason"] for row in json.loads(out)["artefacts"]]
     asks: list[Callable[[], object]] = [
         lambda: store.every("map"), lambda: store.find("map", {}), lambda: put(store, {}),
-        lambda: jobs.refuse_unreadable(store),
+        lambda: refuse_unreadable(store),
     ]  # fmt: skip
     for ask in asks:
         assert refused(NewerError, ask) == says

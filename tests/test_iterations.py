@@ -10,8 +10,7 @@ import pytest
 
 from loopscope.errors import InputError
 from loopscope.tasks import iterations
-from loopscope.tasks.iteration_tasks import DAYS, TASKS, TEMPLATES, starts_of, wider_starts
-from loopscope.tasks.iterations import SEED, Request, Score
+from loopscope.tasks.iterations import DAYS, SEED, TASKS, TEMPLATES, Request, Score, starts_of, wider_starts
 
 FIBONACCI = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584]
 

@@ -21,6 +21,7 @@ from loopscope.training.cohort.jobs import MembersFailedError, Progress, initial
 from loopscope.training.cohort.relations import RelationFits
 from loopscope.training.cohort.stack import Stack
 from loopscope.training.cohort.walks import WalkBackbones, WalkFits
+from loopscope.training.job import pick_device
 from loopscope.training.recipe import MapRecipe, RelationFit
 from tests.stopping import StoppedError, breaking, checkpoints, digest_of, settings_of, stop_after, store
 from tests.toys import CPU, finished, stage_of, toy_map, toy_relation_map, toy_relations, toy_walk
@@ -342,9 +343,9 @@ def test_maps_that_do_not_fit_are_refused(backbone: Artefact, store: Store, refu
 
 
 def test_devices(refused: Callable[..., str]) -> None:
-    assert jobs.pick_device("cpu") == CPU
-    assert jobs.pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert refused(InputError, jobs.pick_device, "tpu") == "no device 'tpu'; there are auto, cpu, cuda"
+    assert pick_device("cpu") == CPU
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert refused(InputError, pick_device, "tpu") == "no device 'tpu'; there are auto, cpu, cuda"
 
 
 def test_a_run_that_is_asked_to_stop_keeps_what_it_has(tmp_path: Path) -> None:

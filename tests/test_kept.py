@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,8 @@ from loopscope.studies.language.recipes import recipe
 from loopscope.studies.language.records import load_language
 from loopscope.studies.language.zoo import walkers
 from loopscope.studies.records import records
-from loopscope.tasks import letter_pairs
-from loopscope.training.lm.new_model import Shape, write_fresh
+from loopscope.tasks.letters import pairs as letter_pairs
+from loopscope.training.lm.new_model import Shape, write_new
 from loopscope.training.lm.words import write_words
 from tests.commands import loopscope
 from tests.stores import everything_under, flip, put_backbone
@@ -35,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A very small walker with random weights."""
     made = tmp_path_factory.mktemp("models")
     write_words(made / "words", "letters")
-    write_fresh(made / "walker", Shape("llama", layers=1, width=16, heads=2, loops=2), made / "words")
+    write_new(made / "walker", Shape("llama", layers=1, width=16, heads=2, loops=2), made / "words")
     return made / "walker"
 
 
@@ -133,6 +134,30 @@ def run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     return lambda *arguments: loopscope(capsys, *arguments)
+
+
+def test_zoo_names_work_where_a_model_or_a_map_is_asked_for(
+    run: Callable[..., tuple[int, str, str]], store: Store, tmp_path: Path
+) -> None:
+    model, fitted = find(store, NAME).folder, find(store, MAP).folder
+    code, out, err = run("lm", "readouts", NAME, "--ids", "[[1, 2]]", "--json")
+    assert (code, err, json.loads(out)["folder"]) == (0, "", str(model))
+    code, out, err = run("lm", "patch", NAME, "F J:one F", "--text", "A B", "--map", f"one={MAP}", "--json")
+    assert (code, err, json.loads(out)["folder"]) == (0, "", str(model))
+    assert json.loads(out)["maps"]["one"]["provenance"].startswith("fitted to these weights")
+    code, out, err = run("maps", "show", MAP, "--json")
+    assert (code, err, json.loads(out)["folder"]) == (0, "", str(fitted))
+    code, out, err = run("lm", "test", "letters", NAME, "--map", MAP, "--test", "walks", "--pairs", "2", "--json")
+    assert (code, err) == (0, "")
+    assert {each["model"] for each in json.loads(out)["records"]} == {NAME}
+    code, _, err = run("lm", "keep", NAME, "again", "--store", "kept")
+    assert (code, err) == (0, "")
+    # A folder comes first, and what is neither is refused as a folder that is not there.
+    (tmp_path / NAME).mkdir()
+    assert "no config.json" in run("lm", "readouts", NAME, "--ids", "[[1]]")[2]
+    assert "there is no such folder" in run("lm", "readouts", "letters-9x9", "--ids", "[[1]]")[2]
+    flip(next(fitted.glob("*.safetensors")))
+    assert run("maps", "show", MAP)[0] == 3
 
 
 def test_reproduce_measures_the_zoos_walker(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

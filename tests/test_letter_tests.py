@@ -32,8 +32,8 @@ from loopscope.studies.letters.tests import (
     question_tokens,
     rows,
 )
-from loopscope.tasks.letter_pairs import pairs
 from loopscope.tasks.letters import NAMES
+from loopscope.tasks.letters.pairs import pairs
 from tests.planted.letters import FIRST_NAME, LATE, PlantedWalker, Words, raising
 from tests.stack_tiny import CONFIGS, stack_from_config
 

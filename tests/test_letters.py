@@ -11,10 +11,12 @@ from itertools import combinations, pairwise
 import pytest
 
 from loopscope.errors import InputError
-from loopscope.tasks import letter_pairs, letter_training, letters
-from loopscope.tasks.letter_pairs import SETS, Pair
-from loopscope.tasks.letter_training import BACKBONE, MAP
+from loopscope.tasks import letters
 from loopscope.tasks.letters import HELD_OUT_TEMPLATE, NAMES, TEMPLATES, Letter
+from loopscope.tasks.letters import pairs as letter_pairs
+from loopscope.tasks.letters import training as letter_training
+from loopscope.tasks.letters.pairs import SETS, Pair
+from loopscope.tasks.letters.training import BACKBONE, MAP
 
 ALPHABETICAL = Letter(NAMES, NAMES, "Alice", 2, 0)
 ALL_PAIRS = [pair for name in SETS for pair in letter_pairs.pairs(name)]
@@ -83,7 +85,7 @@ def test_a_graph_has_an_identity() -> None:
 
 @pytest.mark.parametrize(("reply", "right"), [("Carol", True), (" carol.\n", True), ("Carol!", True), ("Bob", False)])
 def test_replies_are_judged_by_the_name(reply: str, right: bool) -> None:
-    assert letters.correct(ALPHABETICAL, reply) is right
+    assert letters.is_right(reply, letters.answer(ALPHABETICAL)) is right
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from loopscope.models.kept import keep
 from loopscope.models.text import load_tokenizer
 from loopscope.store.store import Store
 from loopscope.training.lm.jobs import Settings, finetune
-from loopscope.training.lm.new_model import Shape, write_fresh
+from loopscope.training.lm.new_model import Shape, write_new
 from loopscope.training.lm.words import write_words
 from tests.commands import loopscope
 from tests.stores import everything_under
@@ -35,7 +35,7 @@ PURPOSE = "since Loopscope wrote the folder"
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("made")
     write_words(made / "words", "letters")
-    write_fresh(made / "model", Shape("llama", layers=1, width=8, heads=2), made / "words")
+    write_new(made / "model", Shape("llama", layers=1, width=8, heads=2), made / "words")
     return made / "model"
 
 

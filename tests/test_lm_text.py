@@ -189,7 +189,7 @@ def test_a_template_gives_the_same_text_every_day_and_every_time(tmp_path: Path,
 
 FORKED = """
 import os
-from loopscope.lm import templates
+from loopscope.models import templates
 say = lambda text: templates.rendered("{{ text }}", {"text": text})
 assert say("before") == "before"
 child = os.fork()

@@ -106,7 +106,7 @@ def test_every_update_is_torchs_adamw_anew_in_every_stage(slow: tuple[str, float
     stages = bowl_stages(12, 9, slow=slow)
     found: list[list[Tensor]] = []
     trainer = Trainer(Bowls(stages), "last")
-    trainer.run(lambda trainer, _: found.append([parameters(trainer.stack, member) for member in range(3)]), window=1)
+    trainer.run(lambda trainer: found.append([parameters(trainer.stack, member) for member in range(3)]), window=1)
     assert len(found) == 21
     assert trainer.done
     for member in range(3):
@@ -191,9 +191,10 @@ def after_each_check(objective: Bowls, keep: str, every: int) -> tuple[Trainer, 
     seen: dict[int, Tensor] = {}
     trainer = Trainer(objective, keep)
 
-    def look(trainer: Trainer, rows: list[dict[str, Any]]) -> None:
-        if rows[0]["update"] % every == 0:
-            seen[rows[0]["update"]] = trainer.stack.flat.clone()
+    def look(trainer: Trainer) -> None:
+        update = trainer.history[-1]["update"]
+        if update % every == 0:
+            seen[update] = trainer.stack.flat.clone()
 
     trainer.run(look, window=2)
     return trainer, seen
@@ -222,7 +223,12 @@ def test_a_trail_is_the_start_and_the_checks_of_the_last_stage(before: int) -> N
     start = Bowls(stages).stack.flat.clone()
     seen: dict[tuple[str, int], Tensor] = {}
     trainer = Trainer(Bowls(stages), "trail")
-    trainer.run(lambda trainer, rows: seen.update({(rows[0]["stage"], rows[0]["update"]): trainer.stack.flat.clone()}))
+
+    def look(trainer: Trainer) -> None:
+        row = trainer.history[-1]
+        seen[row["stage"], row["update"]] = trainer.stack.flat.clone()
+
+    trainer.run(look)
     assert trainer.trail_at == [0, 3, 6, 7]
     wanted = [seen["stage 0", 5] if before else start, *(seen[stages[-1].name, update] for update in (3, 6, 7))]
     for member in range(3):
@@ -271,12 +277,12 @@ def test_a_stage_ends_when_every_member_is_good_enough() -> None:
 def test_history_has_a_row_for_every_member_and_window() -> None:
     (stage,) = stages = bowl_stages(5, check_every=4)
     objective = Bowls(stages, members=2)
-    told: list[list[dict[str, Any]]] = []
+    lengths: list[int] = []
     trainer = Trainer(objective, "best")
-    trainer.run(lambda _, rows: told.append(rows), window=3)
+    trainer.run(lambda trainer: lengths.append(len(trainer.history)), window=3)
+    assert lengths == [2, 4, 6]
     assert [row["update"] for row in trainer.history] == [3, 3, 4, 4, 5, 5]
     assert [row["member"] for row in trainer.history] == [0, 1, 0, 1, 0, 1]
-    assert trainer.history == [row for rows in told for row in rows]
     assert all(row["rate"] == stage.optimiser.schedule.rate(row["update"]) for row in trainer.history)
     assert [row.get("score") for row in trainer.history] == [None, None, [0.0], [0.0], [0.0], [0.0]]
     assert all(row["stage"] == "stage 0" for row in trainer.history)
@@ -298,7 +304,7 @@ def test_a_trainer_goes_on_from_what_it_saved() -> None:
     whole = finished(Bowls(stages, script=script))
     saved: list[tuple[dict[str, Tensor], str]] = []
 
-    def save(trainer: Trainer, rows: list[dict[str, Any]]) -> None:
+    def save(trainer: Trainer) -> None:
         state = {name: tensor.clone() for name, tensor in trainer.state.items()}
         saved.append((state, json.dumps(trainer.progress())))
 

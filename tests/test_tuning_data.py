@@ -18,11 +18,12 @@ from loopscope.models.folders import load
 from loopscope.models.passes import states
 from loopscope.models.text import load_tokenizer
 from loopscope.studies.language.recipes import RECIPES, recipe
-from loopscope.tasks import antonyms, general_text, iteration_tasks, iterations, letter_training, letters
+from loopscope.tasks import Turn, antonyms, general_text, iterations, letters
 from loopscope.tasks.general_text import tokens_beside
+from loopscope.tasks.letters import training as letter_training
 from loopscope.training.lm.batches import Line, Reading, Row, chat_rows, text_rows, units
 from loopscope.training.lm.objective import Objective
-from loopscope.training.lm.questions import Earlier, Example, Text, Turn, examples, joined, questions, texts
+from loopscope.training.lm.questions import Earlier, Example, Text, examples, joined, questions, texts
 from loopscope.training.lm.trainer import answers_since
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.tuning_tiny import small, tuning_data, tuning_folder
@@ -63,14 +64,14 @@ def test_examples_are_those_of_the_tasks() -> None:
     assert [each.loops for each in asked] == [4] * 8
     assert [letters.RULE.split("{")[0] in each.prompt for each in asked] == [True] * 8
     assert [(e.prompt, e.answer) for e in examples(recipe("antonym-final"), 3)] == [
-        (r.prompt, r.answer) for r in antonyms.backbone_requests(3, "final-only")
+        (r.prompt, r.answer) for r in antonyms.requests(3, 100_000_000, [1, 2, 3, 4, 1, 2, 3, 4], "final-only")
     ]
     assert [(e.prompt, e.answer) for e in examples(recipe("antonym-map"), 3)] == [
-        (r.prompt, r.answer) for r in antonyms.map_requests(3)
+        (r.prompt, r.answer) for r in antonyms.requests(3, 300_000_000, [*range(1, 9), *range(1, 9)], "stepwise")
     ]
     stepwise = examples(recipe("antonym-stepwise"), 3)
     assert [each.loops for each in stepwise] == [1, 2, 3, 4] * 8
-    wanted = [answer for r in antonyms.backbone_requests(3, "stepwise") for answer in r.stages]
+    wanted = [answer for r in antonyms.requests(3, 100_000_000, [4] * 8, "stepwise") for answer in r.stages]
     assert [each.answer for each in stepwise] == wanted
     for starts in ("published", "wider"):
         drawn = [each.answer for each in examples(recipe("smol-iterations", [f"starts={starts}"]), 1)]
@@ -262,12 +263,12 @@ def test_checks_ask_for_every_depth_and_know_the_answer(name: str) -> None:
     given = recipe(name, ["checked=2"])
     asked = questions(given)
     cells = Counter(each.cell for each in asked)
-    tasks = len(iteration_tasks.TASKS) if given.task == "iterations" else 1
+    tasks = len(iterations.TASKS) if given.task.name == "iterations" else 1
     assert set(cells.values()) == {2}
     assert len(cells) == given.deepest * tasks
     assert not any(each.right("nothing of the kind") for each in asked)
     first = asked[0]
-    if given.task == "letter":
+    if given.task.name == "letters":
         assert sum(first.right(name) for name in letters.NAMES) == 1
         assert first.prompt.startswith(letters.prompt(letters.evaluation(1)[0]))
 
@@ -409,14 +410,14 @@ def test_answers_are_where_they_begin_and_known_by_their_depth(folder: Path, nam
             answer = tokenizer.decode([int(unit.targets[number])]).strip()
             assert before.endswith(("\n", "alone, the left one first.", "Answer:", "Answer: ", "</think>"))
             assert answer
-            if given.task == "letter":
+            if given.task.name == "letters":
                 assert any(name.startswith(answer) for name in letters.NAMES)
 
 
 def test_look_up_texts_are_those_of_the_tasks() -> None:
     given = recipe("small-antonym-adapt", ["examples=2", "stepwise=false", "pace=1"])
     seeds = [given.seed + 2 * 5 + j for j in range(2)]
-    turns = [antonyms.dense_turns(s, longest=3, sequences=given.per_text, form=given.form) for s in seeds]
+    turns = [antonyms.dense_turns(s, longest=3, sequences=given.per_text) for s in seeds]
     wanted = ["".join(turn.before + turn.stages[-1] for turn in some) + "\n" for some in turns]
     assert [each.text for each in texts(given, 5, 3)] == wanted
     given = recipe("small-iterations-adapt", ["examples=2", "stepwise=false", "pace=1", "starts=wider"])

@@ -16,8 +16,8 @@ from loopscope.models.text import Tokenizer, load_tokenizer
 from loopscope.studies.letters.tests import answer_tokens
 from loopscope.tasks import letters
 from loopscope.tasks.general_text import CHUNK, chunks, read
-from loopscope.tasks.letter_pairs import SETS, check_aligned, pairs
-from loopscope.tasks.letter_training import held, lookups, retold
+from loopscope.tasks.letters.pairs import SETS, check_aligned, pairs
+from loopscope.tasks.letters.training import held, lookups, retold
 from loopscope.training.lm.words import UNKNOWN, write_words
 from tests.commands import loopscope
 

@@ -29,7 +29,7 @@ def together(folder: Path, out: Path, stop: int = 0) -> None:
     """
 
     def watch(now: Progress) -> None:
-        if now.update == stop:
+        if now.done == stop:
             raise StoppedError
 
     settings, store = Settings(torch.device("cpu"), save_every=0.0, watch=watch), Store(out / "store")

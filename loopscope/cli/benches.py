@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table
 from loopscope.cli.display import spinner
-from loopscope.cli.lm_tuning import Changes, Folder, Name
+from loopscope.cli.lm_tuning import Changes, Name
+from loopscope.cli.options import Device, ModelFolder
+from loopscope.cli.threads import SMALL, choose_threads, weights_in
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: the plain way beside ours.")
 app.add_typer(bench_app, name="bench")
@@ -22,6 +23,7 @@ def bench_patching(as_json: AsJson = False) -> None:
 
     from loopscope.cli.bench import patching as bench
 
+    choose_threads(SMALL)
     with spinner() as log:
         timings = bench.bench_patching(log)
     if as_json:
@@ -39,14 +41,13 @@ def bench_patching(as_json: AsJson = False) -> None:
 
 
 @bench_app.command("train")
-def bench_train(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto", as_json: AsJson = False
-) -> None:
+def bench_train(device: Device = "auto", as_json: AsJson = False) -> None:
     """Training: the plain eager loop of a recipe, and ours.  On a CPU the tiny recipes, on a GPU those of the paper."""
     from loopscope.cli.bench.training import bench_training
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     chosen = pick_device(device)
+    choose_threads(SMALL)
     with spinner() as log:
         machine, timings = bench_training(chosen, log)
     if as_json:
@@ -65,18 +66,19 @@ def bench_train(
 
 @bench_app.command("tune")
 def bench_tune(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name = "smol-letter",
     changes: Changes = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Updates of a language model: the plain way, with compiled layers, with recorded passes; a CPU has the first."""
+    """Updates of a language model: the plain way, with compiled layers, with captured passes; a CPU has the first."""
     from loopscope.cli.bench.tuning import bench_tuning
     from loopscope.studies.language.recipes import recipe as named
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     asked, chosen = named(recipe, changes or ()), pick_device(device)
+    choose_threads(weights_in(folder))
     with spinner() as log:
         found = bench_tuning(folder, asked, chosen, log=log)
     if as_json:
@@ -87,6 +89,30 @@ def bench_tune(
         (
             (each.way, f"{1e3 * each.seconds:.1f}", f"{each.tokens:,}", f"{each.tokens / each.seconds:,.0f}",
              f"{each.ratio:.1f}", f"{each.loss:.4f}")
+            for each in found
+        ),
+    )  # fmt: skip
+
+
+@bench_app.command("threads")
+def bench_threads(as_json: AsJson = False) -> None:
+    """The same work with one thread, two, four, ... (with --threads N: up to N), as ratios to one thread."""
+    import torch
+
+    from loopscope.cli.bench import threads as bench
+
+    most = torch.get_num_threads()
+    with spinner() as log:
+        found = bench.bench_threads(most, log=log)
+    if as_json:
+        return print_json({"threads": most, "torch": torch.__version__, "cases": [asdict(each) for each in found]})
+    counts = list(found[0].ratios)[1:]
+    print_table(
+        f"Up to {most} threads: how many times faster than one",
+        ("case", "numbers", "1: ms", *(f"{count}" for count in counts), "chosen"),
+        (
+            (each.case, f"{each.numbers:,}", f"{each.one_ms:.2f}", *(f"{each.ratios[count]:.2f}" for count in counts),
+             each.chosen)
             for each in found
         ),
     )  # fmt: skip

@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loopscope.cli import training
 from loopscope.cli.app import AsJson, note, print_json, print_table, say
-from loopscope.cli.display import Display, display
-from loopscope.cli.lm import Ending, ending_named, lm_app, quiet_transformers
-from loopscope.cli.stopping import asked_to_stop
-from loopscope.cli.stores import StoreFolder, store_to_be
-from loopscope.cli.training import Device, SaveEvery
+from loopscope.cli.display import Display
+from loopscope.cli.lm import lm_app, quiet_transformers
+from loopscope.cli.options import Device, Ending, ModelFolder, SaveEvery, StoreFolder, ending_named
+from loopscope.cli.stores import store_to_be
+from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.errors import InputError
 from loopscope.store.outputs import check_file, check_folder, parent_of, write_file
 
 if TYPE_CHECKING:
+    from loopscope.cli.display import Display
     from loopscope.store.store import Store
     from loopscope.tasks.general_text import Source
     from loopscope.training.lm.jobs import Finished, Settings
     from loopscope.training.lm.recipe import Recipe
 
-Folder = Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")]
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
 Updates = Annotated[int | None, typer.Option(help="End after so many updates; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
@@ -43,11 +44,11 @@ def lm_recipes(as_json: AsJson = False) -> None:
     from loopscope.studies.language.recipes import RECIPES
 
     if as_json:
-        told = [
+        rows = [
             {"about": r.about, "deviations": list(r.deviations), "numerics": list(r.numerics), **r.to_dict()}
             for r in RECIPES.values()
         ]
-        return print_json({"recipes": told})
+        return print_json({"recipes": rows})
     print_table(
         "Recipes for language models",
         ("name", "about", "updates", "batch", "rate"),
@@ -73,12 +74,12 @@ def lm_new(
     """Write a model folder with random weights, to be trained from nothing."""
     quiet_transformers()
     from loopscope.models.passes import boundary_named
-    from loopscope.training.lm.new_model import Shape, like_named, write_fresh
+    from loopscope.training.lm.new_model import Shape, like_named, write_new
 
     shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
     if (tokenizer is None) == (words is None):
         raise InputError("a new model has a tokenizer: give either --tokenizer FOLDER or --words letters")
-    count = write_fresh(out, shape, tokenizer, seed, words=words)
+    count = write_new(out, shape, tokenizer, seed, words=words)
     if as_json:
         return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})
     say(f"{out}: like {like}, {count:,} weights, {loops} loops, boundary {boundary}, seed {seed}")
@@ -91,7 +92,7 @@ def lm_rules(
 ) -> None:
     """Write the rules of letter-walk graphs, told again and again, as general text that looking up is learned from."""
     from loopscope.store.files import write_synced
-    from loopscope.tasks.letter_training import retold
+    from loopscope.tasks.letters.training import retold
 
     check_file(out)
     if out.suffix != ".jsonl":
@@ -106,7 +107,7 @@ def lm_rules(
 
 @lm_app.command("keep")
 def lm_keep(
-    folder: Folder,
+    folder: ModelFolder,
     name: Annotated[str, typer.Argument(help="What it is called from now on, such as letters-4x128.")],
     store: StoreFolder = Path("store"),
     as_json: AsJson = False,
@@ -124,7 +125,7 @@ def lm_keep(
 
 @lm_app.command("finetune")
 def lm_finetune(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name,
     out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
     updates: Updates = None,
@@ -138,15 +139,13 @@ def lm_finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
-    from loopscope.loading import language_folder
     from loopscope.models.folders import LOOPED
     from loopscope.training.lm.jobs import finetune
 
-    folder = language_folder(folder)
     kind = ending_named(boundary)
     parent_of(out)
     check_folder(out, ours=LOOPED)
-    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
         done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)
     _show(chosen, done, as_json)
@@ -154,7 +153,7 @@ def lm_finetune(
 
 @lm_app.command("fit")
 def lm_fit(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name,
     out: Annotated[Path | None, typer.Option(help="A folder to save the map in as well; it must not exist.")] = None,
     updates: Updates = None,
@@ -167,14 +166,12 @@ def lm_fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
-    from loopscope.loading import language_folder
     from loopscope.training.lm.jobs import fit, save_fitted
 
-    folder = language_folder(folder)
     if out is not None:
         parent_of(out)
         check_folder(out)
-    asked = _job(recipe, updates, changes, text, device, store, save_every, compiled)
+    asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
         done = fit(folder, chosen, target, settings, sources=sources)
     if out is not None and done.key is not None:
@@ -184,8 +181,8 @@ def lm_fit(
 
 @contextmanager
 def _job(
-    name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str, folder: Path,
-    save_every: float, compiled: bool,
+    model: Path, name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str,
+    folder: Path, save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
     """What a job is made from, checked before anything is written, with a display for as long as it runs."""
     from loopscope.studies.language.recipes import recipe
@@ -199,33 +196,23 @@ def _job(
         if names.count(each) > 1:
             raise InputError(f"the recipe's {each!r} is set twice; give it once")
     chosen = recipe(name, asked)
-    with at_work(text, device, save_every, compiled) as (sources, settings, _):
+    with at_work(model, text, device, save_every, compiled) as (sources, settings, _):
         yield chosen, sources, store, settings
 
 
 @contextmanager
 def at_work(
-    text: list[Path] | None, device: str, save_every: float, compiled: bool
+    folder: Path, text: list[Path] | None, device: str, save_every: float, compiled: bool
 ) -> Iterator[tuple[list[Source] | None, Settings, Display]]:
     """General text, how jobs are run, and the display that shows them."""
     quiet_transformers()
     from loopscope.tasks.general_text import read
-    from loopscope.training.cohort.jobs import pick_device
-    from loopscope.training.lm.jobs import Progress, Settings
+    from loopscope.training.lm.jobs import Settings
 
     sources = None if text is None else [read(text)]
-    chosen = pick_device(device)
-
-    with display() as shown, asked_to_stop(note) as stop:
-
-        def watch(now: Progress) -> None:
-            loss = "-" if now.loss is None else f"{now.loss:.4f}"
-            begun = " ".join(f"{depth}:{share:.0%}" for depth, share in now.begun.items())
-            told = f"loss {loss}  begun right {begun or '-'}  right {now.accuracy:.0%}"
-            told += f"  {now.tokens_per_second:,.0f} tokens/s"
-            shown.show(now.job, now.job, now.update, now.updates, told)
-
-        yield sources, Settings(chosen, save_every, compiled, watch, note, stop), shown
+    choose_threads(weights_in(folder))
+    with training.at_work(device, save_every) as (shown, how):
+        yield sources, Settings(**how, compiled=compiled, log=note), shown
 
 
 def _show(recipe: Recipe, done: Finished, as_json: bool) -> None:

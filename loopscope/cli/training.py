@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
-from loopscope.cli.display import display, spinner
+from loopscope.cli.display import Display, display, spinner
+from loopscope.cli.options import Device, SaveEvery, StoreFolder
 from loopscope.cli.stopping import asked_to_stop
-from loopscope.cli.stores import StoreFolder, open_store, store_to_be
+from loopscope.cli.stores import open_store, store_to_be
+from loopscope.cli.threads import SMALL, choose_threads, numbers_of
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from loopscope.store.store import Artefact, Store
     from loopscope.training.cohort.jobs import Finished, Settings
-
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-
-
-def _seconds(value: float) -> float:
-    """InputError for what is no span of time: then there would be a checkpoint after every update, or never one."""
-    if not 0 <= value < math.inf:
-        raise InputError(f"--save-every takes seconds, 0 or more, not {value} (nearest: {0 if value < 0 else 30})")
-    return value
-
-
-SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.", callback=_seconds)]
 
 
 @app.command()
@@ -64,16 +53,17 @@ def recipes(
     ]
     if as_json:
         return print_json({"recipes": rows})
-    print_table(
-        "Recipes (cost of one seed or fit in PFLOP, 10^15 operations, at most)",
-        ("name", "kind", "about", "updates", "batch", "PFLOP"),
-        (
-            (r["name"], r["kind"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}")
-            for r in rows
-            if every or r["name"] not in controls
-        ),
-        left=3,
-    )
+    for kind in ("backbone", "map"):
+        print_table(
+            f"Recipes of {kind}s (PFLOP: 10^15 operations of a seed or fit, at most)",
+            ("name", "about", "updates", "batch", "PFLOP"),
+            (
+                (r["name"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}")
+                for r in rows
+                if r["kind"] == kind and (every or r["name"] not in controls)
+            ),
+            left=2,
+        )
     if not every:
         say(f"and {len(controls)} for k hops and their controls, such as {min(controls)}; --all lists them")
 
@@ -93,6 +83,7 @@ def train(
     from loopscope.training.cohort.jobs import train as train_backbones
 
     chosen = backbone_recipe(recipe)
+    choose_threads(numbers_of(chosen.model, chosen.batch, len(numbers)))
     with job(device, store, save_every) as (target, settings, started, _):
         _show(train_backbones(chosen, numbers, target, settings), settings, started, as_json)
 
@@ -118,8 +109,8 @@ def fit(
     wanted = [*backbone, *(name for name in recipes[1:] if name not in RECIPES)]
     with job(device, store, save_every) as (target, settings, started, _):
         found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
-        for artefact in found:
-            check_fit(chosen, artefact)
+        models = [check_fit(chosen, artefact) for artefact in found]
+        choose_threads(numbers_of(models[0].config, chosen[0].batch, len(chosen) * len(numbers)))
         done = [each for one in found for each in fit_maps(chosen, target.adopt(one), numbers, target, settings)]
         _show(done, settings, started, as_json)
 
@@ -130,9 +121,10 @@ def score(store: StoreFolder = Path("store"), device: Device = "auto", as_json: 
     from dataclasses import asdict
 
     from loopscope.studies.graph_walk.scores import score_walks
-    from loopscope.training.cohort.jobs import pick_device
+    from loopscope.training.job import pick_device
 
     there, chosen = open_store(store), pick_device(device)
+    choose_threads(SMALL)
     found = []
     with spinner() as log:
         for each in score_walks(there, chosen):
@@ -202,30 +194,29 @@ class Job(NamedTuple):
 @contextmanager
 def job(device: str, folder: Path, save_every: float) -> Iterator[Job]:
     """A job with its display; everything is checked before anything is written."""
-    from loopscope.training.cohort.jobs import Progress, Settings, pick_device, refuse_unreadable
+    from loopscope.training.cohort.jobs import Settings
+    from loopscope.training.job import refuse_unreadable
 
     store = store_to_be(folder)
     refuse_unreadable(store)
+    with at_work(device, save_every) as (shown, how):
+        settings = Settings(**how, metrics=folder / "metrics", log=lambda line: note(f"loopscope: {line}"))
+        yield Job(store, settings, time.perf_counter(), shown.log)
+
+
+@contextmanager
+def at_work(device: str, save_every: float) -> Iterator[tuple[Display, dict[str, Any]]]:
+    """A display that follows jobs, and the settings by which they show themselves there and stop when asked to."""
+    from loopscope.training.job import Progress, pick_device
+
     chosen = pick_device(device)
     with display() as shown, asked_to_stop(note) as stop:
 
         def watch(now: Progress) -> None:
-            mean = sum(now.losses) / max(1, len(now.losses))
-            told = f"loss {mean:.4f}  score {_spread(now.scores)}  {now.per_second:.1f} updates/s"
-            shown.show(now.job, f"{now.job} ({now.stage})", now.done, now.total, told)
+            title = f"{now.job} ({now.stage})" if now.stage else now.job
+            shown.show(now.job, title, now.done, now.total, str(now))
 
-        def log(line: str) -> None:
-            note(f"loopscope: {line}")
-
-        settings = Settings(chosen, folder / "metrics", save_every, watch, log, stop)
-        yield Job(store, settings, time.perf_counter(), shown.log)
-
-
-def _spread(scores: list[float]) -> str:
-    if not scores:
-        return "-"
-    low, high = min(scores), max(scores)
-    return f"{low:.4f}" if low == high else f"{low:.4f}..{high:.4f}"
+        yield shown, {"device": chosen, "save_every": save_every, "watch": watch, "stop": stop}
 
 
 def _show(done: list[Finished], settings: Settings, started: float, as_json: bool) -> None:

@@ -8,8 +8,8 @@ which weights).  So what was trained, in which stages and from which start, is l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal, get_args, get_origin
 
 from loopscope.bounds import is_finite
 from loopscope.errors import InputError
@@ -19,16 +19,10 @@ from loopscope.store.manifest import MANIFEST
 from loopscope.store.store import Artefact, Store
 from loopscope.training.lm.jobs import KIND as MAP
 from loopscope.training.lm.jobs import TRAINING
-from loopscope.training.lm.recipe import Recipe as Settings
-from loopscope.training.recipe import FOR_READERS
+from loopscope.training.lm.recipe import settings_of, task_written
 
 Recipe = Mapping[str, Any]
 """The settings of a recipe, as a manifest has them."""
-
-
-DEFAULTS = {each.name: each.default for each in fields(Settings) if each.default is not MISSING}
-NEEDED = {each.name for each in fields(Settings)} - DEFAULTS.keys() - {*FOR_READERS}
-"""Settings that every recipe has had from the beginning."""
 
 
 @dataclass(frozen=True)
@@ -84,24 +78,24 @@ def _map_key(artefact: Artefact) -> str:
 
 
 def _recipe(artefact: Artefact) -> Recipe:
-    """The settings of a recipe; one from before there was a setting has that setting's default."""
-    match artefact.manifest.config:
-        case {"recipe": dict(recipe)} if recipe.keys() >= NEEDED:
-            whole = DEFAULTS | recipe
-            if wrong := _misfit(whole):
-                raise damaged(artefact.folder / MANIFEST, "a recipe with settings that can be", wrong)
-            return whole
-    raise damaged(artefact.folder / MANIFEST, "the recipe of a training", "something else")
-
-
-def _misfit(recipe: Recipe) -> str:
-    """Which of a recipe's settings is of another type, in words; nothing where all fit.
+    """The settings of a recipe; one from before there was a setting has that setting's default.
 
     A setting that there is no more decides nothing that is told.
     """
-    known = get_type_hints(Settings)
-    wrong = (name for name in known.keys() & recipe.keys() - {*FOR_READERS} if not _is_of(recipe[name], known[name]))
-    return next((f"{name} = {recipe[name]!r}" for name in sorted(wrong)), "")
+    where, recipe = artefact.folder / MANIFEST, artefact.manifest.config.get("recipe")
+    if not isinstance(recipe, dict) or "task" not in recipe:
+        raise damaged(where, "the recipe of a training", "something else")
+    try:
+        known = settings_of(task_written(recipe["task"]))
+    except InputError:
+        raise damaged(where, "a recipe with settings that can be", f"task = {recipe['task']!r}") from None
+    whole = {name: each.default for name, each in known.items() if each.default is not MISSING} | recipe
+    if not known.keys() <= whole.keys():
+        raise damaged(where, "the recipe of a training", "something else")
+    wrong = sorted(name for name, each in known.items() if not _is_of(whole[name], each.kind))
+    if wrong:
+        raise damaged(where, "a recipe with settings that can be", f"{wrong[0]} = {whole[wrong[0]]!r}")
+    return whole
 
 
 def _is_of(value: object, kind: Any) -> bool:

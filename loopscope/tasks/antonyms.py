@@ -41,31 +41,22 @@ import itertools
 import random
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
 
 from loopscope.errors import InputError, nearest
+from loopscope.tasks.task import Asked, Draw, Task, Turn
 
 Words = tuple[str, ...]
 Topology = tuple[int, ...]
 Split = Literal["train", "validation", "unused"]
 
 PAIRS = (
-    ("hot", "cold"),
-    ("near", "far"),
-    ("open", "closed"),
-    ("heavy", "light"),
-    ("young", "old"),
-    ("rich", "poor"),
-    ("happy", "sad"),
-    ("clean", "dirty"),
-    ("full", "empty"),
-    ("wet", "dry"),
-    ("fast", "slow"),
-    ("alive", "dead"),
-)
+    ("hot", "cold"), ("near", "far"), ("open", "closed"), ("heavy", "light"), ("young", "old"), ("rich", "poor"),
+    ("happy", "sad"), ("clean", "dirty"), ("full", "empty"), ("wet", "dry"), ("fast", "slow"), ("alive", "dead"),
+)  # fmt: skip
 """The twelve pairs of the paper; a sequence holds each of them once, either word first."""
 
 PARTNER = {word: other for pair in PAIRS for word, other in (pair, pair[::-1])}
@@ -307,24 +298,6 @@ def _check_choice(what: str, asked: str, choices: Iterable[str]) -> None:
         raise InputError(f"there is no {what} {asked!r}, only {', '.join(choices)}{nearest(asked, choices)}")
 
 
-def backbone_requests(update: int, form: str) -> tuple[Request, ...]:
-    """The eight requests of one update of a backbone: the same sequences and templates in both forms.
-
-    Final-only requests ask for deletions 1 to 4 in turn; stepwise requests all ask for 4, and each has four `stages`.
-    """
-    return requests(
-        update, BACKBONE_SEED, [1 + j % TRAINED if form == "final-only" else TRAINED for j in range(8)], form
-    )
-
-
-def map_requests(update: int, form: str = "stepwise") -> tuple[Request, ...]:
-    """The sixteen requests of one update of a map: deletions 1 to 8, twice each.
-
-    The study fits the maps of both backbones in the stepwise form, which a final-only backbone has never seen.
-    """
-    return requests(update, MAP_SEED, [1 + j % LONGEST for j in range(16)], form)
-
-
 def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[Request, ...]:
     """Requests to learn from, of these depths: number j has seed `base + 100 update + j`; the templates take turns.
 
@@ -341,20 +314,13 @@ def requests(update: int, base: int, depths: Sequence[int], form: str) -> tuple[
     )
 
 
-class Turn(NamedTuple):
-    """A part of a text: which words it is about, what comes before an answer, and deletions 1, 2, ... to it."""
-
-    words: tuple[str, ...]
-    before: str
-    stages: tuple[str, ...]
-
-
 def dense_turns(seed: int, *, longest: int, sequences: int = 4, form: str = "final-only") -> tuple[Turn, ...]:
     """The questions of a text with many of them, each with its answer, to be learned from first token to last.
 
     `sequences` training sequences, each followed by the questions for deletions 1 to `longest` (1 to 12) in a random
     order, every answer behind its question.  In growing order each would stand on the one above it, and a text would
-    teach a single deletion.  InputError for a length or number out of range.
+    teach a single deletion.  What a turn asks about are the words of its sequence.  InputError for a length or number
+    out of range.
     """
     if not 1 <= longest <= len(PAIRS):
         raise InputError(f"longest deletion {longest} is asked for, there are 1 to {len(PAIRS)}")
@@ -399,3 +365,42 @@ def is_right(text: str, answer: str) -> bool:
 def is_read_right(text: str, answer: str) -> bool:
     """The score of a readout, which may run on: its first sentence is the two words of the answer."""
     return read_pair(first_sentence(text)) == answer
+
+
+# ---- the task --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Antonyms(Task):
+    """Antonyms; `form` is what is asked (`QUESTIONS`).  A text has `per_text` sequences."""
+
+    name = "antonyms"
+    key = "antonym"
+    in_every_recipe = True
+    run_by_run = True
+
+    form: Literal["final-only", "stepwise"] = "final-only"
+
+    def questions(self, draw: Draw) -> Iterator[Asked]:
+        """A sequence for every question."""
+        first = draw.deepest if draw.only_deepest else 1
+        depths = [first + j % (1 + draw.deepest - first) for j in range(draw.examples)]
+        return map(_asked, requests(draw.update, draw.seed, depths, self.form))
+
+    def texts(self, draw: Draw) -> Iterator[Iterator[Turn]]:
+        """Every sequence is asked about for each depth."""
+        for seed in range(draw.seed + draw.examples * draw.update, draw.seed + draw.examples * (draw.update + 1)):
+            yield iter(dense_turns(seed, longest=draw.deepest, sequences=draw.per_text, form=self.form))
+
+    def checks(self, deepest: int, count: int) -> Iterator[Asked]:
+        """Validation sequences that no final number comes from."""
+        for k in range(1, deepest + 1):
+            yield from (_asked(Request(words, k, form=self.form)) for words in quick_sequences()[:count])
+
+    def right(self, reply: str, answer: str) -> bool:
+        """As `is_right`."""
+        return is_right(reply, answer)
+
+
+def _asked(request: Request) -> Asked:
+    return Asked(request.prompt, request.stages)

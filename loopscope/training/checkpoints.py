@@ -1,7 +1,7 @@
 """Checkpoints of a training job: artefacts of the store, the last few of them.
 
-A job is told by its identity: what is trained, the recipe, the members and the kind of device.  A checkpoint is whole
-or absent (see `store.py`); one that turns out damaged, or not to be one, is told and passed over for the one before it.
+A job is known by its identity: what is trained, the recipe, the members and the kind of device.  A checkpoint is whole
+or absent (see `store.py`); one that is damaged, or is none, is logged and passed over for the one before it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,9 +23,8 @@ KIND, KEPT = "checkpoint", 2
 STATE, PROGRESS = "state.safetensors", "progress.json"
 
 
-@runtime_checkable
 class Resumable(Protocol):
-    """Training that can be saved and gone on with: what it is at, all it needs as tensors and as JSON."""
+    """A trainer that can be saved and gone on with: what it is at, all it needs as tensors and as JSON."""
 
     stage: int
     update: int
@@ -48,9 +47,18 @@ class Resumable(Protocol):
         """Go on from what both were when they were saved."""
         ...
 
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do."""
+        ...
+
+    def run(self, report: Callable[[Any], None]) -> None:
+        """Train to the end; after every window of updates, `report` gets the trainer and may save or raise."""
+        ...
+
 
 def warn(line: str) -> None:
-    """Tell a line as a warning, where nobody said how else."""
+    """Log a line as a warning, where nobody said how else."""
     warnings.warn(line, stacklevel=2)
 
 
@@ -88,8 +96,8 @@ class Checkpoints:
             try:
                 trainer.restore(state, progress)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                told = f"{type(error).__name__}: {first_line(error)}"
-                raise damaged(artefact.folder, "a checkpoint of this job", told) from error
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                raise damaged(artefact.folder, "a checkpoint of this job", reason) from error
             return True
         return False
 
@@ -113,7 +121,7 @@ class Checkpoints:
 
 
 def jobs(store: Store) -> list[dict[str, Any]]:
-    """The identities of all jobs that have a checkpoint that can be read; `Checkpoints.load` tells of the others."""
+    """The identities of all jobs that have a checkpoint that can be read; `Checkpoints.load` logs the others."""
     found = {digest(each.manifest.config["job"]): each.manifest.config["job"] for each in _read(store)[0]}
     return list(found.values())
 

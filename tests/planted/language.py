@@ -14,8 +14,8 @@ from loopscope.measure.replies import answers_name, as_bytes
 from loopscope.studies.antonyms import tests as antonym_tests
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.records import Facts, Record
-from loopscope.tasks.letter_pairs import pairs
 from loopscope.tasks.letters import NAMES
+from loopscope.tasks.letters.pairs import pairs
 
 KEY = "0" * 64
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopscope.tasks import iterations
-from loopscope.tasks.iteration_tasks import TASKS, TEMPLATES, starts_of
-from loopscope.tasks.iterations import Request
+from loopscope.tasks.iterations import TASKS, TEMPLATES, Request, starts_of
 
 
 @st.composite

@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopscope.tasks import letter_pairs, letter_training, letters
+from loopscope.tasks import letters
 from loopscope.tasks.letters import NAMES, REDRAW, Held, Letter
+from loopscope.tasks.letters import pairs as letter_pairs
+from loopscope.tasks.letters import training as letter_training
 
 seeds = st.integers(0, 2**40)
 permutations = st.permutations(NAMES).map(tuple)

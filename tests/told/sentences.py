@@ -18,6 +18,7 @@ from loopscope.studies.records import Record, Row, Table, percent
 
 ROOT = Path(__file__).parent.parent.parent
 README, FINDINGS = "README.md", "docs/findings.md"
+LEDGER, PERFORMANCE = "docs/ledger.md", "docs/performance.md"
 
 NUMBER = r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:e-\d+)?"
 HEAD = r"\d+\.\d+(?:,\d+)*"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from loopscope.address import Address, Site, grid
+from loopscope.cli.bench.timing import Log, each_call, silent
 from loopscope.execute.executor import Result, run
 from loopscope.execute.plain import PlainRun, plain_run
 from loopscope.maps import DiagonalLowRank
@@ -102,8 +103,8 @@ def patching_cases() -> Iterator[PatchingCase]:
     )
 
 
-def bench_patching(report: Callable[[str], None] = lambda name: None) -> list[Timing]:
-    """Time every case both ways; `report` is told the name of each case before it starts.
+def bench_patching(log: Log = silent) -> list[Timing]:
+    """Time every case both ways; `log` gets the name of each case before it starts.
 
     The plain way is one full run per program with explicit attention, sources computed once: what tools based on
     hooks do.  Weights are random (seed 0), which time and agreement do not depend on.
@@ -116,7 +117,7 @@ def bench_patching(report: Callable[[str], None] = lambda name: None) -> list[Ti
             step.B.normal_(std=0.05, generator=torch.Generator().manual_seed(7))
     timings = []
     for case in patching_cases():
-        report(case.name)
+        log(case.name)
         timings.append(time_case(model, case, maps))
     return timings
 
@@ -152,19 +153,11 @@ def time_case(model: LoopedTransformer, case: PatchingCase, maps: dict[str, Diag
         return logits, calls
 
     plain_run(model, inputs, case.programs[0], maps=maps)  # warm up both, so that no first allocation is timed
-    result = ours()
-    elapsed = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        result = ours()
-        elapsed.append(time.perf_counter() - start)
+    ours()
+    elapsed, result = each_call(ours, REPEATS)
     got = {program: trace.logits for program, trace in result.traces.items()}
-    elapsed_plain = []
-    for _ in range(PLAIN_REPEATS):
-        start = time.perf_counter()
-        wanted, calls = plain()
-        elapsed_plain.append(time.perf_counter() - start)
-    plain_s, ours_s = min(elapsed_plain), sorted(elapsed)[REPEATS // 2]
+    elapsed_plain, (wanted, calls) = each_call(plain, PLAIN_REPEATS)
+    plain_s, ours_s = min(elapsed_plain), median(elapsed)
     return Timing(
         case=case.name,
         about=case.about,

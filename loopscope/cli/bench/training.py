@@ -6,7 +6,6 @@ where the recipe's products are bf16, one seed, batches from the same stream alr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -14,8 +13,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as nnf
-from torch import Tensor
+from torch import Tensor, nn
 
+from loopscope.cli.bench.timing import Log, Machine, machine, seconds_per_call, silent, timed_windows
 from loopscope.model import LoopedTransformer
 from loopscope.studies.costs import training_flops
 from loopscope.studies.recipes import backbone_recipe, map_recipe
@@ -27,9 +27,8 @@ from loopscope.training.cohort.objective import Objective, new_map
 from loopscope.training.cohort.parity import ParityBackbones
 from loopscope.training.cohort.streams import GraphStream
 from loopscope.training.cohort.trainer import WINDOW, Trainer
-from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, ParityData, WalkFit
+from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, Optimiser, ParityData, WalkFit
 
-Log = Callable[[str], None]
 AnyRecipe = TypeVar("AnyRecipe", BackboneRecipe, MapRecipe)
 WINDOWS = 4  # of a timed run; the first is not timed
 
@@ -51,23 +50,10 @@ class Timing:
     memory_gib: float | None
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What the times were taken on; the peak is that of one large bf16 product."""
-
-    device: str
-    torch: str
-    peak_tflops: float | None
-
-
-def bench_training(device: torch.device, log: Log = lambda _: None) -> tuple[Machine, list[Timing]]:
+def bench_training(device: torch.device, log: Log = silent) -> tuple[Machine, list[Timing]]:
     """On a GPU: D8L6 with one, three and eight seeds, four map fits, three parity seeds; on a CPU: tiny recipes."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    peak = None
-    if device.type == "cuda":
-        log("bf16 peak")
-        peak = measure_peak(device)
-    machine = Machine(name, torch.__version__, peak)
+    here = machine(device, log)
+    peak = here.peak_tflops
     small = device.type != "cuda"
     backbone, maps = ("tiny", ("tiny-stay", "tiny-one")) if small else ("d8l6", ("one", "two"))
     recipe = backbone_recipe(backbone)
@@ -90,31 +76,7 @@ def bench_training(device: torch.device, log: Log = lambda _: None) -> tuple[Mac
     if not small:
         log("parity, 3 seeds")
         timings.append(time_parity(device, peak))
-    return machine, timings
-
-
-def measure_peak(device: torch.device, size: int = 8192) -> float:
-    """TFLOP/s of a product of two square bf16 matrices, the best of several tries."""
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = min(_seconds(lambda: a @ b, 10, device) for _ in range(5))
-    return 2 * size**3 / best / 1e12
-
-
-def _seconds(step: Callable[[], object], count: int, device: torch.device) -> float:
-    """Seconds per call, after two calls that are not timed."""
-    for _ in range(2):
-        step()
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(count):
-        step()
-    _wait(device)
-    return (time.perf_counter() - started) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return here, timings
 
 
 def _backbones(recipe: BackboneRecipe, seeds: int, device: torch.device) -> Objective:
@@ -135,18 +97,10 @@ def _timed(
     device = objective.stack.flat.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    marks: list[float] = []
-    Trainer(objective, "last").run(lambda *_: marks.append(time.perf_counter()))
-    timed = WINDOW[device.type] * (WINDOWS - 1)
-    return _timing(case, recipe, len(objective.stack), eager, (marks[-2] - marks[0]) / timed, timed, peak, device)
-
-
-def _timing(
-    case: str, recipe: BackboneRecipe | MapRecipe, members: int, eager: float | None, seconds: float, timed: int,
-    peak: float | None, device: torch.device,
-) -> Timing:  # fmt: skip
-    """`seconds` per update of all members."""
-    total = sum(stage.updates for stage in recipe.stages)
+    members, total = len(objective.stack), sum(stage.updates for stage in recipe.stages)
+    (began, first, _), *_, (ended, last, _), _ = timed_windows(Trainer(objective, "last"))
+    timed = last - first
+    seconds = (ended - began) / timed  # of an update of all members
     ours = seconds / members
     speed = training_flops(recipe) / total / ours / 1e12
     memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
@@ -160,68 +114,66 @@ def _timing(
 def time_eager(recipe: BackboneRecipe, device: torch.device, count: int) -> float:
     """Seconds per update of the plain loop, one seed."""
     assert isinstance(recipe.data, GraphData)
-    data, optimiser = recipe.data, recipe.stages[0].optimiser
-    model = initial_model(recipe, 0).to(device)
-    adam = torch.optim.AdamW(
-        model.parameters(), lr=optimiser.schedule.peak, betas=optimiser.betas, eps=optimiser.eps,
-        weight_decay=optimiser.decay,
-    )  # fmt: skip
+    data, task, model = recipe.data, GraphWalk(recipe.data.nodes), initial_model(recipe, 0).to(device)
     stream = GraphStream(recipe.stream, [0], recipe.batch, data.nodes, held_out(data.held_out), device)
-    task, update = GraphWalk(data.nodes), torch.zeros((), dtype=torch.int64, device=device)
     bf16 = device.type == "cuda" and recipe.precision == "bf16"
 
-    def step() -> None:
-        update.add_(1)
+    def loss(update: Tensor) -> Tensor:
         graphs, starts = stream.graphs(update)[0], stream.starts(update)[0]
         depths = stream.depths(update, data.depth)[0]
         target = walk(graphs, starts, data.depth).gather(1, depths[:, None])[:, 0]
         tokens = task.tokens(graphs, starts, depths, check=False)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            loss = nnf.cross_entropy(_forward(model, tokens), target)
-        adam.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optimiser.clip)
-        adam.step()
+            return nnf.cross_entropy(model.read(_looped(model, tokens)[:, -1]), target)
 
-    return _seconds(step, count, device)
-
-
-def _forward(model: LoopedTransformer, tokens: Tensor) -> Tensor:
-    h = model.embed(tokens)
-    for _ in range(model.config.loops):
-        h = model.call(h)
-    return model.read(h[:, -1])
+    return _time_plain(recipe.stages[0].optimiser, model, loss, count, device)
 
 
 def time_eager_fit(recipe: MapRecipe, model: LoopedTransformer, device: torch.device, count: int) -> float:
     """Seconds per update of the plain loop, one map."""
     assert isinstance(recipe.data, WalkFit)
-    data, optimiser = recipe.data, recipe.stages[0].optimiser
+    data, nodes = recipe.data, model.config.classes
     model = model.to(device).requires_grad_(False)
-    step_map = new_map(recipe, model.width, 1).to(device)
-    adam = torch.optim.AdamW(step_map.parameters(), lr=optimiser.schedule.peak, weight_decay=0.0)
-    nodes = model.config.classes
+    made, task = new_map(recipe, model.width, 1).to(device), GraphWalk(nodes)
     stream = GraphStream(recipe.stream, [1], recipe.batch, nodes, held_out(data.held_out), device)
-    task, update = GraphWalk(nodes), torch.zeros((), dtype=torch.int64, device=device)
 
-    def step() -> None:
-        update.add_(1)
+    def loss(update: Tensor) -> Tensor:
         graphs, starts = stream.graphs(update)[0], stream.starts(update)[0]
         target = walk(graphs, starts, data.base + data.hops)[:, -1]
         with torch.no_grad():
-            h = model.embed(task.tokens(graphs, starts, data.request, check=False))
-            for _ in range(model.config.loops):
-                h = model.call(h)
-        loss = nnf.cross_entropy(model.read(model.call(step_map(h))[:, -1]), target)
-        adam.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(step_map.parameters(), optimiser.clip)
-        adam.step()
+            h = _looped(model, task.tokens(graphs, starts, data.request, check=False))
+        return nnf.cross_entropy(model.read(model.call(made(h))[:, -1]), target)
 
     with products("fp32"):
-        seconds = _seconds(step, count, device)
+        seconds = _time_plain(recipe.stages[0].optimiser, made, loss, count, device)
     model.to("cpu")
     return seconds
+
+
+def _time_plain(
+    optimiser: Optimiser, trained: nn.Module, loss: Callable[[Tensor], Tensor], count: int, device: torch.device
+) -> float:
+    """Seconds per update of what one would write first."""
+    update = torch.zeros((), dtype=torch.int64, device=device)
+    adam = torch.optim.AdamW(
+        trained.parameters(), lr=optimiser.schedule.peak, betas=optimiser.betas, eps=optimiser.eps,
+        weight_decay=optimiser.decay,
+    )  # fmt: skip
+
+    def step() -> None:
+        adam.zero_grad()
+        loss(update.add_(1)).backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), optimiser.clip)
+        adam.step()
+
+    return seconds_per_call(step, count, device)
+
+
+def _looped(model: LoopedTransformer, tokens: Tensor) -> Tensor:
+    h = model.embed(tokens)
+    for _ in range(model.config.loops):
+        h = model.call(h)
+    return h
 
 
 class _Climbing(ParityBackbones):

@@ -1,22 +1,21 @@
-"""How long an update of a recipe takes: the plain way, with compiled layers, with recorded passes, one after another.
+"""How long an update of a recipe takes: the plain way, with compiled layers, with captured passes, in turn.
 
 All begin with the same weights and learn from the same texts, so their losses can be compared, too.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from loopscope.cli.bench.timing import Log, silent, timed_windows
 from loopscope.errors import InputError
 from loopscope.training.lm.jobs import Settings, prepared, tuner_of
 from loopscope.training.lm.recipe import Recipe
-from loopscope.training.lm.trainer import WINDOW, Tuner
+from loopscope.training.lm.trainer import WINDOW
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Pace:
     loss: float
 
 
-WAYS = {"plain": (False, False), "compiled": (True, False), "compiled and recorded": (True, True)}
-"""Whether layers are compiled, and passes recorded."""
+WAYS = {"plain": (False, False), "compiled": (True, False), "compiled and captured": (True, True)}
+"""Whether layers are compiled, and passes captured."""
 
 
 def bench_tuning(
@@ -40,7 +39,7 @@ def bench_tuning(
     device: torch.device,
     *,
     windows: int = 3,
-    log: Callable[[str], None] = lambda _: None,
+    log: Log = silent,
 ) -> list[Pace]:
     """Every way that a device has (a CPU: the plain one), each for so many windows of updates, the first not timed.
 
@@ -55,21 +54,14 @@ def bench_tuning(
     job = prepared(folder, asked, Settings(device), None, None)
     recompute = job.memory.recompute
     found: list[Pace] = []
-    for way, (compiled, recorded) in WAYS.items():
+    for way, (compiled, captured) in WAYS.items():
         if device.type == "cpu" and compiled:
             continue
         log(way)
-        tuner = tuner_of(job, recompute=recompute, compiled=compiled, recorded=recorded)
+        tuner = tuner_of(job, recompute=recompute, compiled=compiled, captured=captured)
         tuner.checks = lambda _: {}  # which would be timed
-        seconds, tokens = _timed(tuner)
+        (began, first, before), *_, (ended, last, after) = timed_windows(tuner, lambda tuner: tuner.tokens)
+        seconds, tokens = (ended - began) / (last - first), (after - before) // (last - first)
         loss = next(row["loss"] for row in reversed(tuner.history) if row.get("loss") is not None)
         found.append(Pace(way, seconds, tokens, found[0].seconds / seconds if found else 1.0, loss))
     return found
-
-
-def _timed(tuner: Tuner) -> tuple[float, int]:
-    """Seconds and tokens of an update after the first window; a window ends when the device is done with it."""
-    marks: list[tuple[float, int, int]] = []
-    tuner.run(lambda mine: marks.append((time.perf_counter(), mine.update, mine.tokens)))
-    (began, first, before), *_, (ended, last, after) = marks
-    return (ended - began) / (last - first), (after - before) // (last - first)

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from loopscope.errors import InputError, nearest
-from loopscope.tasks import antonyms, iterations, letter_training
+from loopscope.tasks import Antonyms, Iterations, Letters, Task, antonyms, iterations
 from loopscope.tasks.general_text import BACKBONE_SEED, MAP_SEED
+from loopscope.tasks.letters import training as letter_training
 from loopscope.training.lm.recipe import Recipe, changed
 
 WORDING = "the wording of the prompts is ours (the reference gives its own by a sketch)"
@@ -40,8 +41,8 @@ _ALWAYS = (WORDING, GENERAL)
 def letter() -> Recipe:
     """Ouro on one to four transfers: the checkpoint of update 200 of a schedule for 500."""
     return Recipe(
-        "letter", "letter walk, 1-4 transfers, answered after loop 4", "weights", "letter", loops=4, updates=200,
-        examples=8, micro=2, rate=1e-5, horizon=500, optimiser="adafactor", deepest=4,
+        name="letter", about="letter walk, 1-4 transfers, answered after loop 4", trains="weights", task=Letters(),
+        loops=4, updates=200, examples=8, micro=2, rate=1e-5, horizon=500, optimiser="adafactor", deepest=4,
         seed=letter_training.BACKBONE.first_seed, general_seed=BACKBONE_SEED, deviations=_ALWAYS,
     )  # fmt: skip
 
@@ -49,25 +50,25 @@ def letter() -> Recipe:
 def letter_map() -> Recipe:
     """A dense map before loops 2 to 4, for one to eight transfers."""
     return Recipe(
-        "letter-map", "a dense J before loops 2-4 of `letter`: 1-8 transfers", "map", "letter", loops=4, updates=500,
-        examples=16, micro=2, rate=1e-4, horizon=500, deepest=8, seed=letter_training.MAP.first_seed,
-        general_seed=MAP_SEED, deviations=_ALWAYS,
+        name="letter-map", about="a dense J before loops 2-4 of `letter`: 1-8 transfers", trains="map", task=Letters(),
+        loops=4, updates=500, examples=16, micro=2, rate=1e-4, horizon=500, deepest=8,
+        seed=letter_training.MAP.first_seed, general_seed=MAP_SEED, deviations=_ALWAYS,
     )  # fmt: skip
 
 
 def antonym_final() -> Recipe:
     """Ouro on the first four deletions, asked for one by one."""
     return replace(
-        letter(), name="antonym-final", about="antonyms, deletions 1-4, answered after loop 4", task="antonym",
-        updates=500, seed=antonyms.BACKBONE_SEED,
+        letter(), name="antonym-final", about="antonyms, deletions 1-4, answered after loop 4",
+        task=Antonyms(), updates=500, seed=antonyms.BACKBONE_SEED,
     )  # fmt: skip
 
 
 def antonym_stepwise() -> Recipe:
     """Ouro on four deletions, of which loop t says the t-th."""
     return replace(
-        antonym_final(), name="antonym-stepwise", about="antonyms, loop t says deletion t of 4", form="stepwise",
-        stepwise=True, averaging="sequence",
+        antonym_final(), name="antonym-stepwise", about="antonyms, loop t says deletion t of 4",
+        task=Antonyms(form="stepwise"), stepwise=True, averaging="sequence",
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def antonym_map() -> Recipe:
     """A map of rank 128 after every loop, for deletions one to eight; both backbones are asked in the stepwise form."""
     return replace(
         letter_map(), name="antonym-map", about="a rank-128 J after each loop of `antonym-*`: deletions 1-8",
-        task="antonym", form="stepwise", seed=antonyms.MAP_SEED, placement="after-each", family="residual-low-rank",
+        task=Antonyms(form="stepwise"), seed=antonyms.MAP_SEED, placement="after-each", family="residual-low-rank",
         rank=128,
     )  # fmt: skip
 
@@ -83,10 +84,10 @@ def antonym_map() -> Recipe:
 def iterate() -> Recipe:
     """Qwen3-8B, looped four times, on five iteration tasks."""
     return Recipe(
-        "iterations", "five iteration tasks, 1-4 steps, answered after loop 4", "weights", "iterations", loops=4,
-        updates=12_000, examples=5, micro=5, rate=1e-5, horizon=0, warmup=300, beta2=0.95, decay=0.01, deepest=4,
-        seed=iterations.SEED, general_seed=iterations.SEED + 1, newline=False, averaging="sequence", general="instead",
-        share=0.3, check_every=500, gate=0.99,
+        name="iterations", about="five iteration tasks, 1-4 steps, answered after loop 4", trains="weights",
+        task=Iterations(), loops=4, updates=12_000, examples=5, micro=5, rate=1e-5, horizon=0, warmup=300, beta2=0.95,
+        decay=0.01, deepest=4, seed=iterations.SEED, general_seed=iterations.SEED + 1, newline=False,
+        averaging="sequence", general="instead", share=0.3, check_every=500, gate=0.99,
         deviations=(*_ALWAYS, "starts are split between training and test, and the gate looks at training starts"),
         numerics=("AdamW with states in fp32 (8 bits in the reference)", "the residual stream is fp32 (bf16 in the "
         "reference)"),
@@ -104,13 +105,14 @@ def iterate_map() -> Recipe:
 # ---- a small model ---------------------------------------------------------------------------------------------------
 
 
-def _adapt(task: Literal["letter", "antonym", "iterations"], texts: int, per_text: int, **changes: Any) -> Recipe:
+def _adapt(task: Task, texts: int, per_text: int, **changes: Any) -> Recipe:
     found = Recipe(
-        f"smol-{task}-adapt", f"{task}: every token of texts full of look-ups, depths growing from 1 to 4", "weights",
-        task, loops=4, updates=2_000, examples=texts, micro=texts, rate=3e-4, horizon=2_000, warmup=100, beta2=0.95,
-        decay=0.01, seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=50,
-        grow_at=0.8, stepwise=True, text="look-ups", per_text=per_text, averaging="token", emphasis=10.0,
-        check_every=100, gate=0.9, saved="bf16", deviations=(OURS,),
+        name=f"smol-{task.key}-adapt", trains="weights", task=task,
+        about=f"{task.key}: every token of texts full of look-ups, depths growing from 1 to 4", loops=4, updates=2_000,
+        examples=texts, micro=texts, rate=3e-4, horizon=2_000, warmup=100, beta2=0.95, decay=0.01,
+        seed=letter_training.ADAPTATION_SEED, general_seed=BACKBONE_SEED, deepest=4, grow_every=50, grow_at=0.8,
+        stepwise=True, text="look-ups", per_text=per_text, averaging="token", emphasis=10.0, check_every=100, gate=0.9,
+        saved="bf16", deviations=(OURS,),
     )  # fmt: skip
     return replace(found, **changes)
 
@@ -155,8 +157,8 @@ _PUBLISHED = (letter(), antonym_final(), antonym_stepwise(), iterate(), letter_m
 _BOTH = (
     # A loop ends as in the paper's models: with the final norm as Ouro's, or with nothing as the looped Qwen3's.  A map
     # has a loop for every step.  Iterations are five tasks, of unlike difficulty.
-    _adapt("letter", 24, 10, boundary="norm", updates=1_500, horizon=1_500),
-    _adapt("antonym", 16, 3, boundary="norm"), _adapt("iterations", 16, 1, checked=8),
+    _adapt(Letters(), 24, 10, boundary="norm", updates=1_500, horizon=1_500),
+    _adapt(Antonyms(), 16, 3, boundary="norm"), _adapt(Iterations(), 16, 1, checked=8),
     _smol(letter(), rate=5e-5, stepwise=True), _smol(antonym_final(), rate=5e-5),
     _smol(antonym_stepwise(), rate=5e-5, examples=16), _smol(iterate(), checked=8),
     _smol(letter_map(), EIGHT, loops=8, about="a dense J before loops 2-8 of `smol-letter`: 1-8 transfers; small"),
@@ -166,7 +168,7 @@ _BOTH = (
 
 def _letters(made: Recipe) -> Recipe:
     """As SmolLM2 learned letters: from 200 questions an update, which it can have if ten share a set of rules."""
-    if made.task != "letter" or made.text == "look-ups":
+    if not isinstance(made.task, Letters) or made.text == "look-ups":
         return made
     found = replace(
         made, updates=300, horizon=300, examples=20, micro=20, per_text=10, deviations=(*made.deviations, SHARED)

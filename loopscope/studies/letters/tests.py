@@ -39,8 +39,8 @@ from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import between
 from loopscope.program import F, Program, Run
 from loopscope.protocol import TokenMap
-from loopscope.tasks.letter_pairs import SETS, Pair, check_aligned, pairs
 from loopscope.tasks.letters import NAMES, Letter, prompt
+from loopscope.tasks.letters.pairs import SETS, Pair, check_aligned, pairs
 
 STEERING, CONTENT, RESTORATION = "steering", "pattern-vs-output", "restoration"
 TESTS = (STEERING, CONTENT, RESTORATION)

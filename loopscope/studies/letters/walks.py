@@ -21,8 +21,8 @@ from loopscope.models.placement import between
 from loopscope.program import F
 from loopscope.protocol import TokenMap, device_of
 from loopscope.studies.letters.tests import OTHER, STEERING, answer_tokens, first_pairs, names_of, question_tokens
-from loopscope.tasks.letter_training import BACKBONE, MAP
 from loopscope.tasks.letters import HELD_OUT_TEMPLATE, NAMES, Letter
+from loopscope.tasks.letters.training import BACKBONE, MAP
 
 WALKS = "walks"
 LONGEST, TRAINED = MAP.deepest, BACKBONE.deepest

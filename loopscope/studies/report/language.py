@@ -35,8 +35,7 @@ from loopscope.studies.report.models import (
     published,
 )
 from loopscope.tasks.antonyms import LONGEST, TRAINED
-from loopscope.tasks.iteration_tasks import TASKS
-from loopscope.tasks.iterations import Tally, tally
+from loopscope.tasks.iterations import TASKS, Tally, tally
 
 SHADED = (0.7, TRAINED + 0.5)
 """Grey: steps that backbones were trained on."""

@@ -56,9 +56,6 @@ class Failure:
         return f"the loss is {self.loss}"
 
 
-Report = Callable[["Trainer", list[dict[str, Any]]], None]
-
-
 class Trainer:
     """Trains the members of an objective's stack together.
 
@@ -154,8 +151,8 @@ class Trainer:
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, report: Report, window: int | None = None) -> None:
-        """Train to the end.  `report` is called after every window with its rows of history, and may save or raise."""
+    def run(self, report: Callable[[Trainer], None], window: int | None = None) -> None:
+        """Train to the end.  `report` is called after every window, and may save or raise."""
         window = window or WINDOW[self.device.type]
         while not self.done:
             started = time.perf_counter()
@@ -170,7 +167,7 @@ class Trainer:
             self.seconds += time.perf_counter() - started
             if self.update == stage.updates:
                 self._next_stage()
-            report(self, rows)
+            report(self)
 
     def _enter(self) -> None:
         """Tables of the current stage, so that a captured update can look up its rate by its number."""

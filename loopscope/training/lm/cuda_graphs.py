@@ -1,7 +1,7 @@
-"""Passes recorded on a GPU and played again.
+"""Passes captured as CUDA graphs on a GPU and replayed.
 
 A pass through a small model is thousands of short kernels, and starting them one by one takes the processor several
-times longer than the GPU needs for them.  So the first pass of a shape is recorded as a CUDA graph, and every later one
+times longer than the GPU needs for them.  So the first pass of a shape is captured as a CUDA graph, and every later one
 of that shape is started as a whole.  For shapes to come again, units are padded first: with tokens that no token before
 them sees, and with targets that weigh nothing.
 """
@@ -43,24 +43,24 @@ def _longer(tensor: Tensor, size: int) -> Tensor:
     return nnf.pad(tensor, (0, size - tensor.shape[-1]))
 
 
-class Recorder:
-    """Does `work` on units, by playing again what was recorded of the first one of each shape.
+class CudaGraphs:
+    """Does `work` on units, by replaying what was captured of the first one of each shape.
 
     Work may change only memory that stays where it is, such as gradients that are there from the start, and must not
-    wait for the GPU.  While it is recorded, no other thread may use the GPU.
+    wait for the GPU.  While it is captured, no other thread may use the GPU.
     """
 
     def __init__(self, work: Callable[[Unit], None]) -> None:
         self._work = work
-        self._recorded: dict[Hashable, tuple[Unit, torch.cuda.CUDAGraph]] = {}
+        self._graphs: dict[Hashable, tuple[Unit, torch.cuda.CUDAGraph]] = {}
         self._pool: Any = None
 
     def new(self, units: Iterable[Unit]) -> list[Unit]:
-        """A unit of every shape that is not recorded yet."""
-        return list({_shape(unit): unit for unit in units if _shape(unit) not in self._recorded}.values())
+        """A unit of every shape that is not captured yet."""
+        return list({_shape(unit): unit for unit in units if _shape(unit) not in self._graphs}.values())
 
-    def record(self, unit: Unit) -> None:
-        """Record the work on a unit of a new shape.  The work is tried out first: what it changes must be put back."""
+    def capture(self, unit: Unit) -> None:
+        """Capture the work on a unit of a new shape.  The work is tried out first: what it changes must be put back."""
         copies: dict[str, Any] = {name: each.clone() for name, each in unit.tensors.items()}
         held = replace(unit, **copies)
         side = torch.cuda.Stream()
@@ -73,11 +73,11 @@ class Recorder:
         with torch.cuda.graph(graph, pool=self._pool):
             self._work(held)
         self._pool = graph.pool()
-        self._recorded[_shape(unit)] = held, graph
+        self._graphs[_shape(unit)] = held, graph
 
     def __call__(self, unit: Unit) -> None:
-        """Do the work on a unit of a recorded shape."""
-        held, graph = self._recorded[_shape(unit)]
+        """Do the work on a unit of a captured shape."""
+        held, graph = self._graphs[_shape(unit)]
         given = unit.tensors
         for name, each in held.tensors.items():
             each.copy_(given[name], non_blocking=True)

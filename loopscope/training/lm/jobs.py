@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,9 @@ from loopscope.models.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.store.artefacts import IDENTITY, LM_MAP, WEIGHTS_SHA
 from loopscope.store.files import read
 from loopscope.store.manifest import MANIFEST, canonical, digest, read_json
-from loopscope.store.store import Artefact, Store
+from loopscope.store.store import Store
 from loopscope.tasks.general_text import Pool, Source, built_in, pool
-from loopscope.training.checkpoints import Checkpoints, alone
+from loopscope.training import job
 from loopscope.training.lm.batches import Data, Unit
 from loopscope.training.lm.checks import Checks
 from loopscope.training.lm.memory import Memory, plan
@@ -68,39 +67,37 @@ HISTORY, TRAINED = "history.json", "history.json.xz"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a job is: updates, the last loss of the task, the mean accuracy of the last check, tokens per second.
+class Progress(job.Progress):
+    """Where a job is: the last loss of the task, the mean accuracy of the last check, tokens per second.
 
     `begun` is, by depth, the share of answers that began right in the updates since the last report, after the fewest
     loops that they are given after.
     """
 
-    job: str
-    update: int
-    updates: int
     loss: float | None
     accuracy: float
     begun: Mapping[str, float]
     tokens_per_second: float
 
+    def __str__(self) -> str:
+        loss = "-" if self.loss is None else f"{self.loss:.4f}"
+        begun = " ".join(f"{depth}:{share:.0%}" for depth, share in self.begun.items())
+        right = f"begun right {begun or '-'}  right {self.accuracy:.0%}"
+        return f"loss {loss}  {right}  {self.tokens_per_second:,.0f} tokens/s"
+
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(job.Settings):
     """How a job is run; what comes out differs by rounding at most.
 
-    `save_every`: seconds between checkpoints.  `compiled`: layers are compiled first, which takes a minute, and passes
-    recorded by their shapes; on a GPU this makes updates of a small model several times faster.  `watch` is called
-    after every window; `log` with a line about memory before the first, about what is learned after every check, and
-    where depth grows.  `stop` is asked after every window: when it says so, there is a checkpoint and then a
-    KeyboardInterrupt.
+    `compiled`: layers are compiled first, which takes a minute, and passes are captured as CUDA graphs; on a GPU this
+    makes updates of a small model several times faster.  `log` gets a line about memory before the first window, about
+    what is learned after every check, and where depth grows.
     """
 
-    device: torch.device
     save_every: float = 300.0
-    compiled: bool = False
-    watch: Callable[[Progress], None] = lambda _: None
     log: Callable[[str], None] = lambda _: None
-    stop: Callable[[], bool] = lambda: False
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,8 +113,8 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that a run is made from; `identity` tells it from others."""
+class Prepared:
+    """All that a run is made from, checked before a weight is read; `identity` tells it from others."""
 
     folder: Path
     recipe: Recipe
@@ -170,26 +167,8 @@ def finetune(
     if recipe.trains != "weights":
         raise InputError(f"recipe {recipe.name!r} fits a map; `loopscope lm fit` does that")
     folder, out = Path(folder), Path(out)
-    job = prepared(folder, recipe, settings, sources, boundary)
-    if out.exists() or out.is_symlink():
-        if out.is_dir() and read_looped(out).get("job") == digest(job.identity):
-            check_unchanged(out)
-            result = read_json(out / HISTORY)
-            if job.processes.first:
-                _note(job, store, weights_sha256(out), result)
-            return Finished(out, None, result["updates"], result["history"], result["tokens"], result["seconds"])
-        raise InputError(f"{out} exists already; give a folder that does not")
-
-    def write(tuner: Tuner, weights: Mapping[str, Tensor]) -> Finished:
-        whole = {name.removeprefix("model."): each for name, each in weights.items()}
-        about = {"loops": job.model.loops, "boundary": job.model.boundary, "job": digest(job.identity),
-                 "from": job.source.weights, "recipe": recipe.to_dict(), "updates": tuner.update}  # fmt: skip
-        result = _result(tuner)
-        made = _write_folder(out, folder, whole, recipe.saved, about, result)
-        _note(job, store, made, result)
-        return Finished(out, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
-
-    return _run(job, store, settings, write)
+    given = prepared(folder, recipe, settings, sources, boundary)
+    return _Finetuning(given, out, store, settings).run()
 
 
 def fit(
@@ -201,23 +180,7 @@ def fit(
     """
     if recipe.trains != "map":
         raise InputError(f"recipe {recipe.name!r} trains a model; `loopscope lm finetune` does that")
-    job = prepared(Path(folder), recipe, settings, sources, None)
-    there = store.find(KIND, job.config, job.inputs)
-    if there is not None:
-        return _fitted(there)
-
-    def write(tuner: Tuner, weights: Mapping[str, Tensor]) -> Finished:
-        step = tuner.objective.step
-        assert step is not None
-        told = {**job.config, WEIGHTS_SHA: job.source.weights, IDENTITY: job.source.to_dict()}
-        beside = {FITTED: canonical(told, FITTED) + b"\n"}
-        with store.write(KIND, job.config, job.inputs, device=job.processes.device) as draft:
-            for name, data in map_files(step.half() if recipe.saved == "fp16" else step, beside).items():
-                draft.bytes(name, data)
-            draft.json(TRAINED, _result(tuner))
-        return _fitted(draft.artefact)
-
-    return _run(job, store, settings, write)
+    return _Fitting(prepared(Path(folder), recipe, settings, sources, None), store, settings).run()
 
 
 def save_fitted(done: Finished, out: Path) -> None:
@@ -236,8 +199,8 @@ def new_map(recipe: Recipe, width: int) -> AffineMap:
 
 def prepared(
     folder: Path, recipe: Recipe, settings: Settings, sources: Sequence[Source] | None, boundary: Boundary | None
-) -> Job:
-    """Everything that can be checked before a weight is read; arguments as of `finetune`, and it raises the same."""
+) -> Prepared:
+    """What a job is made from; arguments as of `finetune`, and it raises the same."""
     model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary)
     tensors_of(model, folder)
     tokenizer = load_tokenizer(folder)
@@ -246,45 +209,14 @@ def prepared(
     data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
     ends = ((0, recipe.level_at(0)), (recipe.updates - 1, recipe.levels))
     passes = [unit for update, level in ends for unit in data(update, level)]
-    return Job(
+    return Prepared(
         folder, recipe, model, identify(folder), _text_digest(tokenizer, pools), tokenizer, pools, data, passes,
         step, join(settings.device),
     )  # fmt: skip
 
 
-def _run(
-    job: Job, store: Store, settings: Settings, write: Callable[[Tuner, Mapping[str, Tensor]], Finished]
-) -> Finished:
-    """Train from the last checkpoint, if there is one, and write the result."""
-    first, memory = job.processes.first, job.memory
-    if first:
-        settings.log(f"{job.recipe.name} takes about {memory}")
-    checkpoints = Checkpoints(store, job.identity, settings.log)
-    with ExitStack() as stack:
-        if first:
-            stack.enter_context(alone(store, job.identity))
-            store.gc()  # what a killed run left half-written
-        job.processes.wait()
-        try:
-            tuner = tuner_of(job, recompute=memory.recompute, compiled=settings.compiled)
-            checkpoints.load(tuner)
-            tuner.run(_Reporter(job, checkpoints, settings))
-        except torch.cuda.OutOfMemoryError:
-            raise InputError(
-                f"{job.recipe.name} does not fit the GPU's memory with passes of {job.recipe.micro}; "
-                f"smaller ones take less (micro={max(1, job.recipe.micro // 2)})"
-            ) from None
-        weights = tuner.weights
-        finished = write(tuner, weights) if first else None
-        job.processes.wait()
-        if finished is None:
-            return Finished(job.folder, None, tuner.update, tuner.history, tuner.tokens, tuner.seconds)
-        checkpoints.clear()
-        return finished
-
-
-def tuner_of(job: Job, *, recompute: bool, compiled: bool, recorded: bool = True) -> Tuner:
-    """The trainer of a job, its weights loaded; `recorded` says whether compiled passes are also recorded."""
+def tuner_of(job: Prepared, *, recompute: bool, compiled: bool, captured: bool = True) -> Tuner:
+    """The trainer of a job, its weights loaded; `captured` says whether compiled passes are also captured."""
     loops, boundary = job.model.loops, job.model.boundary
     model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
     model.requires_grad_(job.step is None)
@@ -298,70 +230,120 @@ def tuner_of(job: Job, *, recompute: bool, compiled: bool, recorded: bool = True
     if compiled:
         torch.compiler.reset()  # of a function few forms are kept compiled, and an earlier job's count
     checks = Checks(job.recipe, job.tokenizer, job.pools, job.processes)
-    return Tuner(job.recipe, objective, job.data, checks, job.processes, recorded)
+    return Tuner(job.recipe, objective, job.data, checks, job.processes, captured)
 
 
-class _Reporter:
-    """After every window: a checkpoint when it is time, and a word to whoever watches."""
+class _Tuning(job.Job[Tuner, Finished]):
+    """The job of a language model, in one process or several."""
 
-    def __init__(self, job: Job, checkpoints: Checkpoints, settings: Settings) -> None:
-        self.job, self.checkpoints, self.settings = job, checkpoints, settings
-        self.saved = time.perf_counter()
+    settings: Settings
 
-    def __call__(self, tuner: Tuner) -> None:
-        stop = self.job.processes.agreed(self.settings.stop()) and not tuner.done
-        due = time.perf_counter() - self.saved >= self.settings.save_every and not tuner.done
-        if self.job.processes.agreed(due) or stop:
-            if self.job.processes.first:
-                self.checkpoints.save(tuner)
-            else:
-                _ = tuner.state  # all take part in gathering it
-            self.saved = time.perf_counter()
-        if stop:
-            raise KeyboardInterrupt
-        if self.job.processes.first:
-            accuracy: dict[str, float] = next(
-                (row["accuracy"] for row in reversed(tuner.history) if "accuracy" in row), {}
-            )
-            last = tuner.history[-1]
-            self.settings.watch(Progress(
-                self.job.recipe.name, tuner.update, self.job.recipe.updates, last["loss"],
-                sum(accuracy.values()) / max(1, len(accuracy)), _shares(answers_since([last], 0)),
-                tuner.tokens / max(tuner.seconds, 1e-9),
-            ))  # fmt: skip
-            if "grown" in last:
-                recipe = self.job.recipe
-                depth, pace = recipe.depth_at(last["grown"]), recipe.pace_at(last["grown"])
-                now = f"depth {depth}" if pace == 1 else f"{pace:g} steps a loop"
-                self.settings.log(f"update {tuner.update:,}: {now} from here on")
-            if "accuracy" in last:
-                before = max(row["update"] for row in tuner.history[:-1] if "accuracy" in row)
-                since = _shares(answers_since(tuner.history, before))
-                begun = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in since.items()) or "none"
-                self.settings.log(f"update {tuner.update:,}: answers that began right since the last check: {begun}")
+    def __init__(self, given: Prepared, store: Store, settings: Settings) -> None:
+        super().__init__(store, settings, given.processes)
+        self.given, self.identity = given, given.identity
+        self.smaller = (
+            f"{given.recipe.name} does not fit the GPU's memory with passes of {given.recipe.micro}; "
+            f"smaller ones take less (micro={max(1, given.recipe.micro // 2)})"
+        )
+
+    def check(self) -> None:
+        self.memory = self.given.memory
+        if self.group.first:
+            self.settings.log(f"{self.given.recipe.name} takes about {self.memory}")
+
+    def start(self) -> Tuner:
+        return tuner_of(self.given, recompute=self.memory.recompute, compiled=self.settings.compiled)
+
+    def window(self, trainer: Tuner) -> Progress:
+        recipe, history, last = self.given.recipe, trainer.history, trainer.history[-1]
+        if "grown" in last:
+            depth, pace = recipe.depth_at(last["grown"]), recipe.pace_at(last["grown"])
+            now = f"depth {depth}" if pace == 1 else f"{pace:g} steps a loop"
+            self.settings.log(f"update {trainer.update:,}: {now} from here on")
+        checks = [row for row in history if "accuracy" in row]
+        if "accuracy" in last:
+            since = _shares(answers_since(history, checks[-2]["update"]))
+            begun = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in since.items()) or "none"
+            self.settings.log(f"update {trainer.update:,}: answers that began right since the last check: {begun}")
+        accuracy = checks[-1]["accuracy"].values() if checks else ()
+        return Progress(
+            recipe.name, "", trainer.update, recipe.updates, last["loss"], sum(accuracy) / max(1, len(accuracy)),
+            _shares(answers_since([last], 0)), trainer.tokens / max(trainer.seconds, 1e-9),
+        )  # fmt: skip
+
+    def write(self, trainer: Tuner) -> Finished:
+        weights = trainer.weights  # all processes take part in gathering them
+        result = {"updates": trainer.update, "history": trainer.history, "tokens": trainer.tokens,
+                  "seconds": trainer.seconds}  # fmt: skip
+        if self.group.first:
+            return self.written(trainer, weights, result)
+        return _finished(self.given.folder, None, result)
+
+    @abstractmethod
+    def written(self, tuner: Tuner, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> Finished:
+        """Write the outcome; `result` is how training went."""
+
+
+class _Finetuning(_Tuning):
+    """All weights are trained, and written as a model folder."""
+
+    def __init__(self, given: Prepared, out: Path, store: Store, settings: Settings) -> None:
+        super().__init__(given, store, settings)
+        self.out = out
+
+    def finished(self) -> Finished | None:
+        out = self.out
+        if not (out.exists() or out.is_symlink()):
+            return None
+        if not out.is_dir() or read_looped(out).get("job") != digest(self.identity):
+            raise InputError(f"{out} exists already; give a folder that does not")
+        check_unchanged(out)
+        result = read_json(out / HISTORY)
+        if self.group.first:
+            self._note(weights_sha256(out), result)
+        return _finished(out, None, result)
+
+    def written(self, tuner: Tuner, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> Finished:
+        given, model = self.given, self.given.model
+        about = {"loops": model.loops, "boundary": model.boundary, "job": digest(self.identity),
+                 "from": given.source.weights, "recipe": given.recipe.to_dict(), "updates": tuner.update}  # fmt: skip
+        whole = {name.removeprefix("model."): each for name, each in weights.items()}
+        self._note(_write_folder(self.out, given.folder, whole, given.recipe.saved, about, result), result)
+        return _finished(self.out, None, result)
+
+    def _note(self, made: str, result: Mapping[str, Any]) -> None:
+        """How the model was trained to weights of the SHA-256 `made`, into the store; what is there stays."""
+        config, inputs = self.given.config, {**self.given.inputs, "made": made}
+        if self.store.find(TRAINING, config, inputs) is None:
+            with self.store.write(TRAINING, config, inputs, device=self.given.processes.device) as draft:
+                draft.json(TRAINED, result)
+
+
+class _Fitting(_Tuning):
+    """A map is fitted to the frozen model, and becomes an artefact."""
+
+    def finished(self) -> Finished | None:
+        there = self.store.find(KIND, self.given.config, self.given.inputs)
+        return None if there is None else _finished(there.folder, there.key, there.json(TRAINED))
+
+    def written(self, tuner: Tuner, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> Finished:
+        given, made = self.given, tuner.objective.step
+        assert made is not None
+        about = {**given.config, WEIGHTS_SHA: given.source.weights, IDENTITY: given.source.to_dict()}
+        beside = {FITTED: canonical(about, FITTED) + b"\n"}
+        with self.store.write(KIND, given.config, given.inputs, device=given.processes.device) as draft:
+            for name, data in map_files(made.half() if given.recipe.saved == "fp16" else made, beside).items():
+                draft.bytes(name, data)
+            draft.json(TRAINED, result)
+        return _finished(draft.artefact.folder, draft.artefact.key, result)
+
+
+def _finished(folder: Path, key: str | None, result: Mapping[str, Any]) -> Finished:
+    return Finished(folder, key, *(result[name] for name in ("updates", "history", "tokens", "seconds")))
 
 
 def _shares(answers: Mapping[int, tuple[int, int]]) -> dict[str, float]:
     return {str(depth): right / asked for depth, (right, asked) in answers.items()}
-
-
-def _result(tuner: Tuner) -> dict[str, Any]:
-    return {"updates": tuner.update, "history": tuner.history, "tokens": tuner.tokens, "seconds": tuner.seconds}
-
-
-def _note(job: Job, store: Store, made: str, result: Mapping[str, Any]) -> None:
-    """How a model was trained to weights of the SHA-256 `made`, into the store; what is there stays."""
-    inputs = {**job.inputs, "made": made}
-    if store.find(TRAINING, job.config, inputs) is None:
-        with store.write(TRAINING, job.config, inputs, device=job.processes.device) as draft:
-            draft.json(TRAINED, result)
-
-
-def _fitted(artefact: Artefact) -> Finished:
-    result = artefact.json(TRAINED)
-    return Finished(
-        artefact.folder, artefact.key, result["updates"], result["history"], result["tokens"], result["seconds"]
-    )
 
 
 def _write_folder(
@@ -387,6 +369,6 @@ def _write_folder(
 
 def _text_digest(tokenizer: Tokenizer, pools: Sequence[Pool]) -> str:
     """What tells the tokens of a run from those of another: tokenizer, chat template and general text."""
-    told = hashlib.sha256(read(tokenizer.folder / TOKENIZER))
-    told.update(json.dumps([tokenizer.template, tokenizer.special, pools], sort_keys=True).encode())
-    return told.hexdigest()
+    summed = hashlib.sha256(read(tokenizer.folder / TOKENIZER))
+    summed.update(json.dumps([tokenizer.template, tokenizer.special, pools], sort_keys=True).encode())
+    return summed.hexdigest()

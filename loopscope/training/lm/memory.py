@@ -48,9 +48,9 @@ class Memory:
 
     def __str__(self) -> str:
         parts = ("weights", "gradients", "optimiser", "activations", "logits")
-        told = ", ".join(f"{name} {getattr(self, name) / 2**30:.2f}" for name in parts)
+        sizes = ", ".join(f"{name} {getattr(self, name) / 2**30:.2f}" for name in parts)
         how = "layers recomputed" if self.recompute else "nothing recomputed"
-        return f"{self.total / 2**30:.2f} GiB ({told}; {how})"
+        return f"{self.total / 2**30:.2f} GiB ({sizes}; {how})"
 
 
 def estimate(

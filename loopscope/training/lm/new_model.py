@@ -1,6 +1,6 @@
 """A small looped model from nothing: random weights in the layout of a released one, with a tokenizer that there is.
 
-    write_fresh(Path("small"), Shape("llama", layers=4, width=256, heads=4), tokenizer=Path("smollm2-135m"))
+    write_new(Path("small"), Shape("llama", layers=4, width=256, heads=4), tokenizer=Path("smollm2-135m"))
 
 The tokenizer is taken as it is, with its whole vocabulary: prompts, alignments, chat template and every command are
 then those of the model it comes from.  The price is a large embedding (49,152 tokens of width 256: 12.6 million
@@ -68,7 +68,7 @@ def like_named(name: str) -> Like:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a fresh model is like; InputError for sizes that cannot be.
+    """What a new model is like; InputError for sizes that cannot be.
 
     The MLP is 8/3 as wide as the state, up to the next multiple of 16; every head has keys of its own.
     """
@@ -104,7 +104,7 @@ class Shape:
         return float(self.width**-0.5)
 
 
-def write_fresh(out: Path, shape: Shape, tokenizer: Path | None, seed: int = 0, *, words: str | None = None) -> int:
+def write_new(out: Path, shape: Shape, tokenizer: Path | None, seed: int = 0, *, words: str | None = None) -> int:
     """Write a model folder with random weights, drawn from `seed`, and the tokenizer of another folder.
 
     `words`: instead, one of a task's words alone (`words`).  Gives the number of weights.  Raises InputError for an
@@ -122,12 +122,12 @@ def write_fresh(out: Path, shape: Shape, tokenizer: Path | None, seed: int = 0, 
         source = tokenizer or Path(place) / "words"
         if words is not None:
             write_words(source, words)
-        model, texts, files = _fresh(shape, source, seed)
+        model, texts, files = _new(shape, source, seed)
         fill_folder(draft, model.state_dict(), texts, files)
     return sum(each.numel() for each in model.parameters())
 
 
-def _fresh(shape: Shape, tokenizer: Path, seed: int) -> tuple[Adapter, dict[str, Any], list[Path]]:
+def _new(shape: Shape, tokenizer: Path, seed: int) -> tuple[Adapter, dict[str, Any], list[Path]]:
     """The model, the JSON files of its folder by name, and the files of its tokenizer."""
     text = load_tokenizer(tokenizer)
     config = shape.config(1 + max(text.parts.get_vocab(with_added_tokens=True).values()), _special(text))

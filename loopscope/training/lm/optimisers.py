@@ -41,9 +41,9 @@ class Adafactor(torch.optim.Optimizer):
             state["step"] = torch.zeros(())  # on the CPU, so that reading it waits for nobody
             state |= {name: torch.zeros_like(mean) for name, mean in zip(names, means, strict=True)}
         state["step"] += 1
-        fresh = float(state["step"]) ** group["power"]
+        share = float(state["step"]) ** group["power"]
         for name, mean in zip(names, means, strict=True):
-            state[name].lerp_(mean, fresh)
+            state[name].lerp_(mean, share)
         if len(names) == 2:
             rows = (state["row"] / state["row"].mean(-1, keepdim=True)).rsqrt().unsqueeze(-1)
             change = rows * state["column"].rsqrt().unsqueeze(-2) * gradient

@@ -26,15 +26,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loopscope.errors import InputError
 from loopscope.models.extras import extra
+from loopscope.training.job import Group
 
 Item = TypeVar("Item")
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What a launcher tells each process, beside how many there are."""
+"""What a launcher gives each process, beside how many there are."""
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(Group):
     """Process `index` of `count`, and the device it computes on."""
 
     index: int
@@ -43,7 +44,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and talks."""
+        """Whether this is the one that writes and logs."""
         return self.index == 0
 
     def share(self, items: Sequence[Item]) -> list[tuple[Item, float]]:
@@ -101,16 +102,16 @@ class Processes:
 
 
 def several() -> bool:
-    """Whether `accelerate launch` or `torchrun` started more processes than this one; InputError as `_told`."""
-    return _told("WORLD_SIZE", 1, 2**16, 1) > 1
+    """Whether `accelerate launch` or `torchrun` started more processes than this one; InputError as `_number`."""
+    return _number("WORLD_SIZE", 1, 2**16, 1) > 1
 
 
 def speaks() -> bool:
     """Whether this process is the only one or, of several, the first, which prints what comes out."""
-    return not several() or _told("RANK", 0, 2**16, 0) == 0
+    return not several() or _number("RANK", 0, 2**16, 0) == 0
 
 
-def _told(name: str, low: int, high: int, default: int | None = None) -> int:
+def _number(name: str, low: int, high: int, default: int | None = None) -> int:
     """A whole number of the environment; InputError where it is none, or not from `low` to `high`."""
     text = os.environ.get(name, "" if default is None else str(default))
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
@@ -120,16 +121,16 @@ def _told(name: str, low: int, high: int, default: int | None = None) -> int:
 
 def _check_launched() -> None:
     """InputError unless the environment is whole: a process that waits for others that never come would hang."""
-    count = _told("WORLD_SIZE", 1, 2**16)
+    count = _number("WORLD_SIZE", 1, 2**16)
     missing = [name for name in LAUNCHED if not os.environ.get(name)]
     if missing:
         raise InputError(
             f"WORLD_SIZE is {count}, but {', '.join(missing)} is not set; start several processes by `accelerate "
             "launch` or `torchrun`, or one without WORLD_SIZE"
         )
-    _told("RANK", 0, count - 1)
-    _told("LOCAL_RANK", 0, count - 1)
-    _told("MASTER_PORT", 1, 2**16 - 1)
+    _number("RANK", 0, count - 1)
+    _number("LOCAL_RANK", 0, count - 1)
+    _number("MASTER_PORT", 1, 2**16 - 1)
 
 
 def join(device: torch.device) -> Processes:

@@ -1,39 +1,116 @@
-"""A recipe: what is trained, on what, with which numbers, as a value; `recipes` has those that there are.
+"""A recipe: what is trained, on what, with which numbers, as a value.
 
-A recipe goes as JSON into the manifest of what it makes.  `changed` gives one with other numbers.
+A recipe is made of parts, each with its own rules, and of a task, which has settings of its own.  It goes as JSON into
+the manifest of what it makes, all settings side by side, the task's among them.  `changed` gives one with others.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
+from loopscope.bounds import whole
 from loopscope.errors import InputError, nearest
 from loopscope.models.passes import Boundary
-from loopscope.tasks import iteration_tasks
+from loopscope.tasks import TASKS, Draw, Task
 from loopscope.training.recipe import FOR_READERS, Schedule
 
-MOST = {
-    "loops": 1000, "updates": 10**9, "examples": 10**5, "micro": 10**5, "deepest": 1000, "per_text": 1000,
-    "check_every": 10**9, "checked": 10**5, "warmup": 10**9, "horizon": 10**9, "grow_every": 10**9, "seed": 2**62,
-    "general_seed": 2**62,
-}  # fmt: skip
+FAR = 10**9
 """Far beyond what anybody trains: a number with too many digits is refused before anything is made of it."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What is trained, on what, how.  InputError for numbers that cannot be.
+# ---- parts -----------------------------------------------------------------------------------------------------------
 
-    - `trains`: all weights but Ouro's exit gate, or a map alone.  `loops` is how often F is called; `boundary` what
-      ends a call (None: as the folder has it).
-    - `text`: "questions" in the chat template, of which the answers are learned; or "look-ups", texts with many
-      questions and answers (`per_text` questions, sequences or rounds), of which every token is.  Of letters, questions
-      in the chat template may be several to a set of rules as well, each as if it stood alone; half of them or more are
-      then of the largest depth asked for.
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """The optimiser: AdamW, or Adafactor as in the paper; gradients are clipped to norm `clip`.
+
+    The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon` (0:
+    stays).
+    """
+
+    optimiser: Literal["adafactor", "adamw"] = "adamw"
+    rate: float
+    warmup: int = 50
+    horizon: int
+    beta1: float = 0.9
+    beta2: float = 0.999
+    decay: float = 0.0
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        whole("warmup", self.warmup, 0, FAR)
+        whole("horizon", self.horizon, 0, FAR)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} is from 0 to below 1, not {getattr(self, name)}")
+        if not 0 < self.rate < math.inf or not self.clip > 0 or not 0 <= self.decay < math.inf:
+            raise InputError(
+                f"rate and clip must be positive, decay finite and not negative, not {self.rate}, {self.clip}, "
+                f"{self.decay}"
+            )
+        if 0 < self.horizon <= self.warmup:
+            raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate by update."""
+        return Schedule(self.rate, self.warmup, decay=max(0, self.horizon - self.warmup), floor=0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """What an update has, and how its loss is averaged.
+
+    - `text`: "questions" in the chat template, of which the answers are learned, with the newline after them or
+      without; or "look-ups", texts with many questions and answers, of which every token is.
+    - There are `examples` questions or texts, drawn from `seed`, `micro` of them in one pass.  `per_text` is how much
+      is asked in a text, in a unit of the task's choice.  Questions may be several to what they are about as well,
+      where the task has such, each as if it stood alone.
+    - `averaging` of a token's loss: "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over
+      each answer, then of answers; "token": over all tokens of the update.  In the latter two, `micro` changes nothing
+      but memory and speed.  In a mean over all tokens of look-up texts, the first token of an answer counts `emphasis`
+      times: most others are wording that is soon learned, or names that nobody could know.
+    - `general`: text "beside" the task in every update, with this `share` of the loss and a fifth of the tokens; or
+      "instead" of it, in this share of the updates.
+    """
+
+    text: Literal["questions", "look-ups"] = "questions"
+    examples: int
+    micro: int
+    seed: int
+    per_text: int = 1
+    newline: bool = True
+    averaging: Literal["micro-batch", "sequence", "token"] = "micro-batch"
+    emphasis: float = 1.0
+    general: Literal["beside", "instead"] = "beside"
+    general_seed: int
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("examples", 1, 10**5), ("micro", 1, 10**5), ("per_text", 1, 1000), ("seed", 0, 2**62),
+            ("general_seed", 0, 2**62),
+        ):  # fmt: skip
+            whole(name, getattr(self, name), least, most)
+        if not 0 <= self.share < 1:
+            raise InputError(f"the share of general text is from 0 to below 1, not {self.share}")
+        if not 0 < self.emphasis < math.inf or (
+            self.emphasis != 1 and (self.text, self.averaging) != ("look-ups", "token")
+        ):
+            raise InputError(
+                f"emphasis is positive, and 1 unless tokens of look-up texts are averaged: {self.emphasis}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depths:
+    """How deep questions are, and what a loop is taught.
+
     - `deepest` is the largest depth asked for, reached from `grow_from` in levels of one every `grow_every` updates
       (0: at once).  With `grow_at`, the next level is taken only if in those updates this share of the answers at the
       present deepest depth began right, each looked at before it was learned from; otherwise the level stays for as
@@ -42,94 +119,25 @@ class Recipe:
       or, if a map is fitted, after every loop that has a map before or after it: after loop t with the answer of at
       most `pace` t steps.  So weights or a map are told what each loop must do, not only what all must.  A level
       with fewer steps has as many loops fewer; where there are more loops than steps, answers must stay in the others.
-      A question of antonyms that weights are trained on is run `deepest` times instead, as in the paper.
+      Weights that learn a task which is `run_by_run` make a run for every step instead.
       Of look-ups, half of the texts are run for all loops of their level, the others for 1, 2, ... of them in turn, and
       every answer in a text is the one after at most as many steps; the general text beside is run for all loops.
       So a loop is taught a step, not only a whole run all of its steps, and a model which was never looped begins with
       what it can do in one pass.  When depth has grown, the pace does, by a half at each level from 1 to `pace`: at
       pace p a run of t loops learns the answer after p t steps, halves left out, so that a loop is not bound to a
       single step.
-    - `starts` of iterations: published ones that are for training, or as often wider ones (`lm/iteration_tasks.py`).
-    - An update has `examples` questions or texts, `micro` of them in one pass.  `averaging` of a token's loss:
-      "micro-batch": the mean over tokens of each pass, then of passes; "sequence": over each answer, then of answers;
-      "token": over all tokens of the update.  In the latter two, `micro` changes nothing but memory and speed.
-      In a mean over all tokens of look-up texts, the first token of an answer counts `emphasis` times: most others are
-      wording that is soon learned, or names that nobody could know.
-    - `general`: text "beside" the task in every update, with this `share` of the loss and a fifth of the tokens; or
-      "instead" of it, in this share of the updates.
-    - The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon`
-      (0: stays).  Training ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two
-      checks in a row (every `check_every` updates) have at least this accuracy at the highest level, and that level is
-      learned by `grow_at`, too.
-    - Of a map: `family`, `rank`, and whether it stands "between" loops or "after-each".  `init` seeds its start.
-    - All is trained in fp32 and `saved` in that or, rounded, in half of it: a map in fp16, a model in bf16.  What comes
-      next takes what was saved.
     """
 
-    name: str
-    about: str
-    trains: Literal["weights", "map"]
-    task: Literal["letter", "antonym", "iterations"]
-    loops: int
-    updates: int
-    examples: int
-    micro: int
-    rate: float
-    horizon: int
-    seed: int
-    general_seed: int
     deepest: int
-    warmup: int = 50
-    optimiser: Literal["adafactor", "adamw"] = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    decay: float = 0.0
-    clip: float = 1.0
     grow_every: int = 0
     grow_at: float | None = None
     grow_from: int = 1
-    text: Literal["questions", "look-ups"] = "questions"
-    per_text: int = 1
-    form: Literal["final-only", "stepwise"] = "final-only"
     stepwise: bool = False
     pace: float = 1.0
-    starts: Literal["published", "wider"] = "published"
-    newline: bool = True
-    averaging: Literal["micro-batch", "sequence", "token"] = "micro-batch"
-    emphasis: float = 1.0
-    general: Literal["beside", "instead"] = "beside"
-    share: float = 0.2
-    boundary: Boundary | None = None
-    placement: Literal["between", "after-each"] = "between"
-    family: Literal["dense", "residual-low-rank", "diagonal-low-rank"] = "dense"
-    rank: int | None = None
-    init: int = 20_260_915
-    saved: Literal["fp32", "fp16", "bf16"] = "fp32"
-    check_every: int = 100
-    checked: int = 16
-    gate: float | None = None
-    deviations: tuple[str, ...] = ()
-    numerics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("loops", "updates", "examples", "micro", "deepest", "per_text", "check_every", "checked"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise InputError(f"{name} must be at most {most:,}, not {getattr(self, name)} (nearest: {most})")
-        for name in ("warmup", "horizon", "grow_every", "seed", "general_seed", "decay"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} cannot be negative: {getattr(self, name)}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} is from 0 to below 1, not {getattr(self, name)}")
-        if not 0 < self.rate < math.inf or not self.clip > 0 or not self.decay < math.inf:
-            raise InputError(
-                f"rate and clip must be positive and decay finite, not {self.rate}, {self.clip}, {self.decay}"
-            )
-        if not 0 <= self.share < 1:
-            raise InputError(f"the share of general text is from 0 to below 1, not {self.share}")
+        whole("deepest", self.deepest, 1, 1000)
+        whole("grow_every", self.grow_every, 0, FAR)
         if self.grow_at is not None and not (0 < self.grow_at <= 1 and self.grow_every):
             raise InputError(
                 f"grow_at is above 0 to 1 and looked at every grow_every updates, not {self.grow_at} every "
@@ -140,23 +148,76 @@ class Recipe:
                 f"depth grows from 1 to {self.deepest} every grow_every updates, not from {self.grow_from} every "
                 f"{self.grow_every}"
             )
-        if self.per_text > 1 and self.text == "questions" and self.task != "letter":
-            raise InputError(f"several questions have the same rules in letters, not in {self.task}")
-        if not 0 < self.emphasis < math.inf or (
-            self.emphasis != 1 and (self.text, self.averaging) != ("look-ups", "token")
-        ):
-            raise InputError(
-                f"emphasis is positive, and 1 unless tokens of look-up texts are averaged: {self.emphasis}"
-            )
-        if 0 < self.horizon <= self.warmup:
-            raise InputError(f"the horizon, update {self.horizon}, must come after {self.warmup} updates of warm-up")
+        if not 1 <= self.pace <= self.deepest or 2 * self.pace % 1:
+            raise InputError(f"pace grows by halves, from 1 to {self.deepest} steps a loop at most, not to {self.pace}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steering:
+    """A map: its family and rank, and whether it stands "between" loops or "after-each".  `init` seeds its start."""
+
+    placement: Literal["between", "after-each"] = "between"
+    family: Literal["dense", "residual-low-rank", "diagonal-low-rank"] = "dense"
+    rank: int | None = None
+    init: int = 20_260_915
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """When training ends, and what is looked at on the way: `checked` questions a cell, every `check_every` updates.
+
+    It ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two checks in a row have
+    at least this accuracy at the highest level, and that level is learned by `grow_at`, too.
+    """
+
+    updates: int
+    check_every: int = 100
+    checked: int = 16
+    gate: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in (("updates", FAR), ("check_every", FAR), ("checked", 10**5)):
+            whole(name, getattr(self, name), 1, most)
+
+
+# ---- the whole -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Ends, Steering, Depths, Batches, Descent):
+    """What is trained, on what, how.  InputError for numbers that cannot be.
+
+    - `trains`: all weights but Ouro's exit gate, or a map alone.  `loops` is how often F is called; `boundary` what
+      ends a call (None: as the folder has it).
+    - All is trained in fp32 and `saved` in that or, rounded, in half of it: a map in fp16, a model in bf16.  What comes
+      next takes what was saved.
+    - `deviations` and `numerics` are for readers, as of every recipe.
+    """
+
+    name: str
+    about: str = ""
+    trains: Literal["weights", "map"]
+    task: Task
+    loops: int
+    boundary: Boundary | None = None
+    saved: Literal["fp32", "fp16", "bf16"] = "fp32"
+    deviations: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole("loops", self.loops, 1, 1000)
+        Descent.__post_init__(self)
+        Batches.__post_init__(self)
+        Depths.__post_init__(self)
+        Ends.__post_init__(self)
+        for name in self.task.settings().keys() & {each.name for each in fields(self)}:
+            raise InputError(f"a setting of {self.task.name} cannot be called {name!r}: every recipe has one")
+        self.task.check(self.draw(0, self.levels), chat=self.text == "questions")
         steered = self.trains == "map"
         if self.stepwise and self.deepest > self.loops * (self.pace if steered else 1):
             raise InputError(f"stepwise learning takes a loop per step, not {self.deepest} steps in {self.loops} loops")
         if self.stepwise and self.text == "look-ups" and self.general != "beside":
             raise InputError("stepwise learning of look-ups takes general text beside them, not instead")
-        if not 1 <= self.pace <= self.deepest or 2 * self.pace % 1:
-            raise InputError(f"pace grows by halves, from 1 to {self.deepest} steps a loop at most, not to {self.pace}")
         if self.pace > 1 and not (self.stepwise and (steered or (self.text == "look-ups" and self.grow_every))):
             raise InputError(
                 f"a pace of {self.pace:g} steps is for stepwise learning of maps, or of look-ups that grow"
@@ -165,15 +226,6 @@ class Recipe:
             raise InputError(
                 f"rounded, a map is in fp16, a model in bf16; {self.trains} cannot be saved in {self.saved}"
             )
-        if self.starts == "wider" and self.task != "iterations":
-            raise InputError(f"wider starts are there for iterations, not for {self.task}")
-        if self.task == "iterations" and self.text == "questions" and self.examples % len(iteration_tasks.TASKS):
-            raise InputError(f"an update has one question for each of five tasks, or several; not {self.examples}")
-
-    @property
-    def schedule(self) -> Schedule:
-        """The learning rate by update."""
-        return Schedule(self.rate, self.warmup, decay=max(0, self.horizon - self.warmup), floor=0.1)
 
     @property
     def levels(self) -> int:
@@ -181,9 +233,9 @@ class Recipe:
         return self.deepest + (round(2 * (self.pace - 1)) if self.text == "look-ups" else 0)
 
     @property
-    def every_stage(self) -> bool:
+    def run_by_run(self) -> bool:
         """Whether each question is learned as often as it has steps, by runs of 1, 2, ... loops."""
-        return self.stepwise and (self.text, self.trains, self.task) == ("questions", "weights", "antonym")
+        return self.stepwise and (self.text, self.trains) == ("questions", "weights") and self.task.run_by_run
 
     @property
     def first_read(self) -> int:
@@ -220,16 +272,71 @@ class Recipe:
         fewer = math.ceil(self.deepest / pace) - math.ceil(self.depth_at(level) / pace)
         return max(self.first_read, self.loops - fewer)
 
+    def draw(self, turn: int, level: int) -> Draw:
+        """What the task is asked for in the update that is number `turn` of those with the task."""
+        return Draw(self.seed, turn, self.examples, self.depth_at(level), self.per_text, self.run_by_run)
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; what is only for the reader is left out."""
-        return {name: value for name, value in asdict(self).items() if name not in FOR_READERS}
+        """JSON-able, all settings side by side; what is only for the reader is left out."""
+        mine = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in FOR_READERS}
+        of_tasks = {name: each.default for name, each in settings_of(type(self.task)).items() if name not in mine}
+        return {**mine, **of_tasks, "task": self.task.key, **asdict(self.task)}
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_dict` wrote; what is left out has its default.
+
+        InputError for a task that there is not, and for settings that a recipe of this task has not.
+        """
+        task = task_written(written.get("task"))
+        known = settings_of(task)
+        own, mine = dict[str, Any](), dict[str, Any]()
+        for name, value in written.items():
+            if name not in known:
+                raise InputError(f"a recipe has no setting {name!r}; it has {', '.join(known)}{nearest(name, known)}")
+            if name in task.settings():
+                own[name] = value
+            elif known[name].task is None:
+                mine[name] = value
+            elif value != known[name].default:
+                raise InputError(f"{name} is a setting of {known[name].task}, not of {task.name}")
+        return cls(**mine | {"task": task(**own)})
+
+
+# ---- settings by name ------------------------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """The type of a setting, its default (MISSING where every recipe has it) and the task that it is of, if any."""
+
+    kind: Any
+    default: Any
+    task: str | None = None
+
+
+def settings_of(task: type[Task]) -> dict[str, Setting]:
+    """What a recipe of this task has written, by name."""
+    hints = get_type_hints(Recipe) | {"task": str}
+    found = {each.name: Setting(hints[each.name], each.default) for each in fields(Recipe)}
+    for each in (*(each for each in TASKS.values() if each.in_every_recipe), task):
+        kinds = each.settings()
+        found |= {field.name: Setting(kinds[field.name], field.default, each.name) for field in fields(each)}
+    return {name: each for name, each in found.items() if name not in FOR_READERS}
+
+
+def task_written(key: object) -> type[Task]:
+    """The task that recipes call so; InputError where there is none."""
+    for each in TASKS.values():
+        if key == each.key:
+            return each
+    keys = [each.key for each in TASKS.values()]
+    raise InputError(f"there is no task {key!r}; there are {', '.join(keys)}{nearest(str(key), keys)}")
 
 
 def changed(given: Recipe, changes: Iterable[str]) -> Recipe:
     """A recipe with other settings, written "name=value"; InputError for one that it has not, or a value of no use."""
-    hints = get_type_hints(Recipe)
-    fixed = (*FOR_READERS, "name", "trains", "task")
-    names = [field.name for field in fields(Recipe) if field.name not in fixed]
+    known = settings_of(type(given.task))
+    names = [name for name in known if name not in ("name", "trains", "task")]
     values: dict[str, Any] = {}
     for change in changes:
         name, equals, text = change.partition("=")
@@ -237,8 +344,9 @@ def changed(given: Recipe, changes: Iterable[str]) -> Recipe:
             raise InputError(f"a change of a recipe is written name=value, not {change!r}")
         if name not in names:
             raise InputError(f"a recipe has no setting {name!r}; it has {', '.join(names)}{nearest(name, names)}")
-        values[name] = _value(name, text, hints[name])
-    return replace(given, **values)
+        values[name] = _value(name, text, known[name].kind)
+    for_readers = {each.name: getattr(given, each.name) for each in fields(given) if each.name in FOR_READERS}
+    return replace(Recipe.from_dict({**given.to_dict(), **values}), **for_readers)
 
 
 def _value(name: str, text: str, kind: Any) -> Any:

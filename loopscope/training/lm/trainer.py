@@ -3,7 +3,7 @@
 What an update computes is a function of the parameters, the optimiser's state and the number of the update, so a run
 that is killed and resumed gives the same bits as one that was not, on the same device.  Nothing waits for a GPU within
 a window, and the next update's batches are made while this one is computed.  Where layers are compiled on a GPU,
-passes are recorded, too (`recording`), unless several processes train together.
+passes are captured, too (`cuda_graphs`), unless several processes train together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from loopscope.errors import NotFiniteError
 from loopscope.models.passes import known_tokens
 from loopscope.training.lm.batches import Data, Unit
-from loopscope.training.lm.cuda_graphs import Recorder, padded
+from loopscope.training.lm.cuda_graphs import CudaGraphs, padded
 from loopscope.training.lm.objective import Objective
 from loopscope.training.lm.optimisers import make_optimiser
 from loopscope.training.lm.processes import Processes, gathered, shared_like
@@ -40,14 +40,14 @@ class Tuner:
     a row are how many answers of the window's own texts began right and how many there were, by their depth and the
     loops they are given after ("2 in 1"): looked at in the pass that they are learned from, so before it, and texts are
     drawn anew for every update.  `grown` is the level that a row ends with where `grow_at` let it grow; as rows are
-    saved, a run that is resumed knows its level.  Without `recorded`, compiled passes are made anew each time.
+    saved, a run that is resumed knows its level.  Without `captured`, compiled passes are made anew each time.
     """
 
     stage = 0  # there is one only
 
     def __init__(
         self, recipe: Recipe, objective: Objective, data: Data, checks: Callable[[Objective], dict[str, Any]],
-        processes: Processes, recorded: bool = True,
+        processes: Processes, captured: bool = True,
     ) -> None:  # fmt: skip
         self.recipe, self.data, self.checks, self.processes = recipe, data, checks, processes
         self.device = processes.device
@@ -61,9 +61,9 @@ class Tuner:
         self._norm = torch.zeros((), device=self.device)
         # Of each number of loops and each depth, how many began right, and all.
         self._answers = torch.zeros(recipe.loops + 1, recipe.deepest + 1, 2, device=self.device)
-        self._recorder: Recorder | None = None
-        if recorded and objective.compiled and self.device.type == "cuda" and processes.count == 1:
-            self._recorder = Recorder(self._pass)
+        self._graphs: CudaGraphs | None = None
+        if captured and objective.compiled and self.device.type == "cuda" and processes.count == 1:
+            self._graphs = CudaGraphs(self._pass)
             for each in self.trained.values():
                 each.grad = torch.zeros_like(each)
         self._clear()
@@ -146,7 +146,7 @@ class Tuner:
             while not self.done:
                 started = time.perf_counter()
                 units, shares = coming.result()
-                self._record([unit for unit, _ in units])  # while no other thread has to do with the GPU
+                self._capture([unit for unit, _ in units])  # while no other thread has to do with the GPU
                 after = self.update + 1
                 if after < self.recipe.updates:
                     coming = ahead.submit(self._units, after, self.level_at(after))
@@ -179,16 +179,16 @@ class Tuner:
             )
             for kind in KINDS
         }
-        if self._recorder is not None:
+        if self._graphs is not None:
             found = [padded(unit, self.data.positions) for unit in found]
         return [(unit.to(self.device), factor) for unit, factor in self.processes.share(found)], shares
 
     def _step(self, units: Sequence[tuple[Unit, float]]) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.schedule.rate(self.update + 1)
-        if self._recorder is not None:
+        if self._graphs is not None:
             for unit, _ in units:
-                self._recorder(unit)
+                self._graphs(unit)
         else:
             for number, (unit, factor) in enumerate(units, start=1):
                 with self.processes.passing(self.spread, last=number == len(units)):
@@ -208,23 +208,23 @@ class Tuner:
             counted = torch.stack([right, torch.ones_like(right)], 1).float()
             self._answers.index_put_((unit.after, unit.depths), counted, accumulate=True)
 
-    def _record(self, units: Sequence[Unit]) -> None:
-        """Record passes of shapes that are new, between two updates: there are no gradients then to be kept."""
-        if self._recorder is None:
+    def _capture(self, units: Sequence[Unit]) -> None:
+        """Capture passes of shapes that are new, between two updates: there are no gradients then to be kept."""
+        if self._graphs is None:
             return
-        new = self._recorder.new(units)
+        new = self._graphs.new(units)
         if not new:
             return
         noted = [(each, each.clone()) for each in (self._sums, self._answers)]
         for unit in new:
-            self._recorder.record(unit)
+            self._graphs.capture(unit)
         for each, before in noted:
             each.copy_(before)
         self._forget_gradients()
 
     def _forget_gradients(self) -> None:
-        """No gradients, or where passes are recorded, which add to them in their place, zeros."""
-        self.optimiser.zero_grad(set_to_none=self._recorder is None)
+        """No gradients, or where passes are captured, which add to them in their place, zeros."""
+        self.optimiser.zero_grad(set_to_none=self._graphs is None)
 
     def _precision(self) -> torch.autocast:
         """Products in bf16 on a GPU; on a CPU all in fp32."""

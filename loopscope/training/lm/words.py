@@ -15,7 +15,7 @@ as they were.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from loopscope.errors import InputError, nearest
 from loopscope.models.extras import extra
 from loopscope.models.text import SETTINGS, TOKENIZER
 from loopscope.store.files import new_folder, write_synced
-from loopscope.tasks import letters
+from loopscope.tasks import TASKS
 
 UNKNOWN, BEGIN, END = MARKS = ("<|unknown|>", "<|im_start|>", "<|im_end|>")
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -36,29 +36,17 @@ CHAT = (
 )
 
 
-def _letters() -> Iterator[str]:
-    """The texts of letter-walk, every name in every place and every digit in both."""
-    for name, giver in zip(letters.NAMES, letters.NAMES[1:] + letters.NAMES[:1], strict=True):
-        yield letters.RULE.format(giver=giver, taker=name)
-    for wording in letters.TEMPLATES:
-        yield "\n".join([wording.intro, wording.question.format(start=letters.NAMES[0], k="00")])
-    yield letters.ONLY_THE_NAME
-
-
-WORDS: Mapping[str, Callable[[], Iterator[str]]] = {"letters": _letters}
-"""The texts of the tasks that there are words of."""
-
-
 def write_words(out: Path, task: str) -> int:
     """Write a folder with a tokenizer of a task's words and its chat template; gives the number of tokens.
 
     InputError for a task without words and for an `out` that exists.
     """
-    if task not in WORDS:
-        raise InputError(f"there are no words of {task!r}; there are those of {', '.join(WORDS)}{nearest(task, WORDS)}")
+    known = {name: texts for name, each in TASKS.items() if (texts := tuple(each.words()))}
+    if task not in known:
+        raise InputError(f"there are no words of {task!r}; there are those of {', '.join(known)}{nearest(task, known)}")
     if out.exists() or out.is_symlink():
         raise InputError(f"{out} exists already; give a folder that does not")
-    parts = _tokenizer(WORDS[task]())
+    parts = _tokenizer(known[task])
     settings = {"chat_template": CHAT, "eos_token": END, "pad_token": END, "unk_token": UNKNOWN}
     with new_folder(out) as draft:
         write_synced(draft / TOKENIZER, f"{json.dumps(json.loads(parts.to_str()), ensure_ascii=False)}\n".encode())
@@ -66,7 +54,7 @@ def write_words(out: Path, task: str) -> int:
     return int(parts.get_vocab_size())
 
 
-def _tokenizer(texts: Iterator[str]) -> Any:
+def _tokenizer(texts: Iterable[str]) -> Any:
     """The `tokenizers.Tokenizer` of the words in texts, of digits and of what a chat is made of."""
     tokenizers = extra("tokenizers", "making a tokenizer")
     split = tokenizers.pre_tokenizers

@@ -1,4 +1,4 @@
-"""Padded units are the units, and passes that are played again are those that were made."""
+"""Padded units are the units, and replayed passes are those that were captured."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
     assert all(torch.equal(each, longer.tensors[name]) for name, each in again.tensors.items())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="recording takes a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs take a GPU")
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -77,11 +77,11 @@ def test_padded_shapes_are_few_and_within_the_positions(folder: Path) -> None:
         ("smol-antonym-stepwise", []),
     ],
 )
-def test_recorded_training_is_training(folder: Path, name: str, more: list[str]) -> None:
+def test_captured_training_is_training(folder: Path, name: str, more: list[str]) -> None:
     """Shapes and levels change on the way, and two units of an update add up."""
     changes = ["updates=12", "examples=4", "micro=2", "checked=1", "check_every=6", "horizon=0", "warmup=1"]
     given, gpu, found = recipe(name, [*changes, *more]), torch.device("cuda"), []
-    for recorded in (False, True):
+    for captured in (False, True):
         batches = tuning_data(given, folder)
         model = load(folder, loops=given.loops, device=gpu)
         step = Dense(model.width).to(gpu) if given.trains == "map" else None
@@ -90,7 +90,7 @@ def test_recorded_training_is_training(folder: Path, name: str, more: list[str])
         objective.compiled = True
         processes = Processes(0, 1, gpu)
         checks = Checks(given, batches.tokenizer, batches.pools, processes)
-        tuner = Tuner(given, objective, batches, checks, processes, recorded)
+        tuner = Tuner(given, objective, batches, checks, processes, captured)
         tuner.run(lambda _: None)
         found.append((tuner.history, {key: value.cpu() for key, value in tuner.weights.items()}))
     (plain, weights), (again, same) = found

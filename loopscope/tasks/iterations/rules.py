@@ -41,7 +41,7 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 
 
 @dataclass(frozen=True)
-class Task:
+class Rule:
     """One rule, its starts, and the words for it.
 
     `starts` are numbers that `enter` turns into states; as many as `more` says follow them as wider ones.  `said`
@@ -124,7 +124,7 @@ def _day(state: State) -> str:
 TASKS = {
     task.name: task
     for task in (
-        Task(
+        Rule(
             "successor",
             range(100),
             lambda state: _number(state) + 1,
@@ -132,7 +132,7 @@ TASKS = {
             rule="go to the next whole number",
             more=900,
         ),
-        Task(
+        Rule(
             "weekday",
             range(7),
             lambda state: (_number(state) + 1) % 7,
@@ -143,7 +143,7 @@ TASKS = {
             said=_day,
             answered=_day,
         ),
-        Task(
+        Rule(
             "doubling",
             range(1, 10),
             lambda state: 2 * _number(state),
@@ -151,7 +151,7 @@ TASKS = {
             rule="multiply the number by two",
             more=40,
         ),
-        Task(
+        Rule(
             "fibonacci",
             range(PAIRS),
             _fibonacci_step,
@@ -163,7 +163,7 @@ TASKS = {
             enter=_fibonacci_pair,
             answered=lambda state: str(_pair(state)[1]),
         ),
-        Task(
+        Rule(
             "collatz",
             range(2, 100),
             _collatz_step,
@@ -186,7 +186,7 @@ TEMPLATES = (
 """The question in five wordings; the first is the task's own."""
 
 
-def task_named(name: str) -> Task:
+def task_named(name: str) -> Rule:
     """The task of this name; InputError if there is none."""
     if name not in TASKS:
         raise InputError(f"there is no iteration task {name!r}, only {', '.join(TASKS)}{nearest(name, TASKS)}")

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from loopscope.errors import DamagedError, InputError, nearest
-from loopscope.tasks.letters import NAMES, Encode, Held, Letter, answer, evaluated, prompt, shuffled, written
+from loopscope.tasks.letters.prompts import NAMES, Encode, Held, Letter, answer, evaluated, prompt, shuffled, written
 
 # ---- aligned pairs ---------------------------------------------------------------------------------------------------
 

@@ -1,21 +1,4 @@
-"""Requests of the five iteration tasks, as text: apply a rule k times, say where it ends.
-
-    request = Request("doubling", start=8, k=3, template=0)
-    request.prompt, request.answer         # two texts, "... Answer:" and "64"; tokens are somebody else's business
-
-**What the split cannot hold out.**  A test start is one step from other states, and those are starts or intermediate
-states of training.  Every weekday comes up in training; the successor of a test start is mostly a training start, and
-then a test request for k is, after one step, a training request for k - 1.  `overlaps` counts test requests that lie
-inside a training request and those that run into one.  With training up to 8 steps and the longer half of the test, 5
-to 8, that is, of (start, k): successor 59 and 99 of 100, weekday 6 and 8 of 8, doubling 3 and 4 of 8, Fibonacci 6 and 8
-of 8, Collatz 40 and 85 of 96.  A new start is therefore a new question, but seldom a new computation.
-
-**What comes without iterating on.**  A model trained to 4 steps that goes no further on a longer request answers with
-the state after 4 steps; another may repeat the start, or always say the same.  `tally` counts, per task and k, how many
-requests each of them gets right: the zero line of a run that stops after 4 steps.  Of the 640 longer requests of the
-test bank: stopping after 4 steps 0, repeating the start 32 (weekday, k = 7), saying one thing per task and k 225,
-because two test starts leave two answers.
-"""
+"""Requests of the five iteration tasks as text: what is asked, what is learned from, what is right."""
 
 from __future__ import annotations
 
@@ -28,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from loopscope.errors import InputError
-from loopscope.tasks.iteration_tasks import DAYS, TASKS, TEMPLATES, starts_of, task_named, wider_starts
+from loopscope.tasks.iterations.rules import DAYS, TASKS, TEMPLATES, starts_of, task_named, wider_starts
 
 TRAINED, LONGEST = 4, 8
 """The longest request of a backbone's training, and of a map's training and the test."""
@@ -44,7 +27,7 @@ SEED = 20_260_908
 class Request:
     """A question: a task, the number of its start, how many steps, in which wording.
 
-    `start` is a number from `Task.starts`, or a wider one: the index of the weekday (Monday is 0) or of the Fibonacci
+    `start` is a number from `Rule.starts`, or a wider one: the index of the weekday (Monday is 0) or of the Fibonacci
     pair.  InputError for a task, start or template that does not exist, or a k that is not 1 to 99.
     """
 
@@ -164,10 +147,14 @@ def parsed_answer(task: str, text: str) -> str | None:
     return number and number[1] + number[2]
 
 
+def is_right(reply: str, answer: str) -> bool:
+    """Whether a whole text is the answer, blanks around it and case left out."""
+    return reply.strip().casefold() == answer.casefold()
+
+
 def score(request: Request, text: str) -> Score:
-    """The score of a generated text: whole, blanks around it and case left out; and by `parsed_answer`."""
-    whole = text.strip().casefold() == request.answer.casefold()
-    return Score(whole, parsed_answer(request.task, text) == request.answer)
+    """The score of a generated text: by `is_right`, and by `parsed_answer`."""
+    return Score(is_right(text, request.answer), parsed_answer(request.task, text) == request.answer)
 
 
 # ---- what a score must be compared with ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from loopscope.errors import InputError
 from loopscope.models.folders import load
 from loopscope.models.text import load_tokenizer
-from loopscope.training.lm.new_model import Like, Shape, write_fresh
+from loopscope.training.lm.new_model import Like, Shape, write_new
 from tests.commands import loopscope
 from tests.tuning_tiny import tuning_folder
 
@@ -28,8 +28,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("like", ["llama", "ouro"])
-def test_a_fresh_folder_is_a_released_one_with_random_weights(tmp_path: Path, released: Path, like: Like) -> None:
-    count = write_fresh(tmp_path / "new", Shape(like, **SIZES, loops=3), released, seed=5)
+def test_a_new_folder_is_a_released_one_with_random_weights(tmp_path: Path, released: Path, like: Like) -> None:
+    count = write_new(tmp_path / "new", Shape(like, **SIZES, loops=3), released, seed=5)
     model = load(tmp_path / "new")
     assert (model.loops, model.boundary, len(model.layers), model.width, model.heads) == (3, "norm", 2, 32, 4)
     assert (model.ends, model.positions) == ((2,), 8192)
@@ -56,7 +56,7 @@ def test_a_fresh_folder_is_a_released_one_with_random_weights(tmp_path: Path, re
 def test_weights_are_a_function_of_the_seed(tmp_path: Path, released: Path, like: Like) -> None:
     before = torch.random.get_rng_state()
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_fresh(tmp_path / name, Shape(like, **SIZES), released, seed=seed)
+        write_new(tmp_path / name, Shape(like, **SIZES), released, seed=seed)
     assert torch.equal(torch.random.get_rng_state(), before)
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
     assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
@@ -67,7 +67,7 @@ def test_special_tokens_without_a_config_are_the_tokenizers(tmp_path: Path, rele
     (tmp_path / "words").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "words" / name).write_bytes((released / name).read_bytes())
-    write_fresh(tmp_path / "new", Shape("llama", **SIZES), tmp_path / "words")
+    write_new(tmp_path / "new", Shape("llama", **SIZES), tmp_path / "words")
     config = json.loads((tmp_path / "new" / "config.json").read_text(encoding="utf-8"))
     assert (config["eos_token_id"], config["bos_token_id"]) == (2, None)
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_made(
     tmp_path: Path, released: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(seed: int = 0, out: str = "new", **changes: Any) -> None:
-        write_fresh(tmp_path / out, Shape(**{"like": "llama", **SIZES, **changes}), released, seed)
+        write_new(tmp_path / out, Shape(**{"like": "llama", **SIZES, **changes}), released, seed)
 
     assert "layers must be at least 1, not 0" in refused(InputError, lambda: made(layers=0))
     assert "(nearest: 32)" in refused(InputError, lambda: made(width=33))
@@ -127,8 +127,8 @@ def test_all_that_is_made_on_the_way_lies_in_the_draft(tmp_path: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr("loopscope.training.lm.new_model._drawn", killed)
         with pytest.raises(KeyboardInterrupt):
-            write_fresh(tmp_path / "models" / "new", Shape("llama", **SIZES), None, words="letters")
+            write_new(tmp_path / "models" / "new", Shape("llama", **SIZES), None, words="letters")
     assert not list((tmp_path / "models").iterdir())
-    write_fresh(tmp_path / "models" / "new", Shape("llama", **SIZES), None, words="letters")
+    write_new(tmp_path / "models" / "new", Shape("llama", **SIZES), None, words="letters")
     assert [each.name for each in (tmp_path / "models").iterdir()] == ["new"]
     assert all(each.is_file() for each in (tmp_path / "models" / "new").iterdir())

@@ -14,8 +14,8 @@ from functools import cache
 from typing import NamedTuple
 
 from loopscope.errors import InputError
-from loopscope.tasks.letter_pairs import SETS, pairs
-from loopscope.tasks.letters import (
+from loopscope.tasks.letters.pairs import SETS, pairs
+from loopscope.tasks.letters.prompts import (
     NAMES,
     RULE,
     TRAIN_TEMPLATES,
