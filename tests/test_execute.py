@@ -199,7 +199,7 @@ def test_only_what_was_asked_is_kept() -> None:
     assert result["F"].kept == {}
     (kept,) = result["F2"].kept.values()
     assert kept.shape == (3, 2, 2, ROWS)
-    plain = plain_run(model, {"main": tokens}, F**2).parts[2, 1, "pattern"]
+    plain = plain_run(model, {"main": tokens}, F**2).components[2, 1, "pattern"]
     close(kept, plain[:, [3, 0]][:, :, [-1, 2]])
 
 

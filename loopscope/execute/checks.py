@@ -21,7 +21,7 @@ TOKENS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Types of token inputs."""
 
 
-def moved(name: str, tensor: Tensor, device: torch.device | None) -> Tensor:
+def on_device(name: str, tensor: Tensor, device: torch.device | None) -> Tensor:
     """A tensor on the model's device; what holds no numbers of a usable type is refused."""
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name!r} must be a torch tensor, not a {type(tensor).__name__}")

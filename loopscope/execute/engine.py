@@ -39,7 +39,7 @@ class StackedRuns:
 
 
 class Engine:
-    """One batch of examples taken through a plan: those numbered `picked`, out of `of`.
+    """Takes one batch of examples through a plan: those numbered `picked`, out of `of` examples in all.
 
     After `execute`, `logits` and `component` answer for every readout and kept activation that the plan foresaw.
     `rows` counts the (example, row, layer) triples that were computed.

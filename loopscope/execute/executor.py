@@ -25,8 +25,8 @@ from loopscope.execute.checks import (
     check_numbers,
     chosen_points,
     chosen_rows,
-    moved,
     named_inputs,
+    on_device,
     with_loop,
 )
 from loopscope.execute.conformity import ensure
@@ -166,9 +166,11 @@ def run(
     maps = dict(maps or {})
     device = device_of(model)
     tokens, state = (
-        None if t is None else moved(name, t, device) for name, t in (("tokens", tokens), ("state", state))
+        None if t is None else on_device(name, t, device) for name, t in (("tokens", tokens), ("state", state))
     )
-    others, given = ({name: moved(name, t, device) for name, t in (group or {}).items()} for group in (others, given))
+    others, given = (
+        {name: on_device(name, t, device) for name, t in (group or {}).items()} for group in (others, given)
+    )
     addresses = _addresses(keep)
     named = named_inputs(model, tokens, state, others)
     examples, length = next(iter(named[tokens is None].values())).shape[:2]

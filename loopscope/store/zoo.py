@@ -93,7 +93,7 @@ def entries(store: Store) -> list[Entry]:
 
 
 def readable_entries(store: Store) -> tuple[list[Entry], list[LoopscopeError]]:
-    """As `entries`, for those who list: the entries that can be read, and the errors of the others to tell."""
+    """The entries that can be read, sorted as `entries`, and the errors of the others, for a listing to show."""
     read = [store.readable(kind) for kind in KINDS]
     found = [_entry(artefact) for artefacts, _ in read for artefact in artefacts]
     found.sort(key=lambda entry: (KINDS.index(entry.kind), by_number(entry.name), entry.key))
@@ -111,7 +111,7 @@ def owners(store: Store) -> dict[str, str]:
 
 
 def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
-    """Those of this name or, if there are none, whose keys start so (at least 4 characters)."""
+    """The artefacts of this name or, if there are none, those whose keys start so (at least 4 characters)."""
     there = list(known)
     found = [artefact for artefact in there if name_of(artefact) == asked]
     if not found and KEY_OR_PREFIX.fullmatch(asked):
@@ -122,8 +122,8 @@ def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
 def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
     """The entry of this name, or with the only key that starts so (at least 4 characters).
 
-    `kind` says of which; None: of any.  InputError if there is none or more than one; the error of one of these kinds
-    that cannot be read, since it might be the one that is asked for, or a second of its name.
+    `kind` is the kind to look among, None for all.  InputError if there is no such entry, or more than one.  If an
+    entry of that kind cannot be read, its error is raised: it might be the one that is asked for.
     """
     kinds = KINDS if kind is None else (kind,)
     what = kind or "backbone or map"
@@ -182,9 +182,9 @@ def _checked(store: Store, status: Status, widths: dict[str, int]) -> Status:
 
 
 def _check(artefact: Artefact, stores: Iterable[Store], widths: dict[str, int]) -> str:
-    """Load a backbone and note its width under its key, or load a map and see that it fits a backbone noted before.
+    """Load an entry.  A backbone's width is kept under its key in `widths`; a map must fit a backbone kept there.
 
-    Of a language model, gives why it could not be loaded where packages for it are missing.
+    Gives "", or of a language model why it could not be loaded: packages that are missing.
     """
     if artefact.manifest.kind in (LM, LM_MAP):
         return _check_language(artefact, stores)
