@@ -110,7 +110,6 @@ def test_the_how_tos_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_on_extending_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("loopscope.tasks.task")
     runs(DOCS / "extending.md", capsys)
 
 
