@@ -18,18 +18,20 @@ Generator to continue.  Intervals are percentile intervals.  Unusable input rais
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from numpy.typing import ArrayLike
 
 from loopscope.errors import InputError
 
 Seed: TypeAlias = int | np.random.Generator
+_Slot: TypeAlias = tuple[Int[np.ndarray, " draws"], Shaped[np.ndarray, "draws units"]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def mean_bootstrap(
     """Mean of one-dimensional `values` (say twelve backbone means), the units resampled with replacement."""
     array = _units(values)
     _check_level(level)
-    means = _resample(_generator(seed), draws, len(array)) @ array / len(array)
+    means = _draw(seed, draws, len(array)) @ array / len(array)
     return _estimate(float(array.mean()), means, level, len(array), unit)
 
 
@@ -216,12 +218,10 @@ def backbone_bootstrap(
         raise InputError(
             f"backbone_bootstrap needs (backbones >= 2, *fits, clusters), the same backbones throughout: {found}"
         )
-    rng = _generator(seed)
-    picked = rng.integers(backbones, size=(_check_draws(draws), backbones))
-    total = np.zeros(draws)
-    for slot in range(backbones):
-        effects = _contrast(a, b, _resample(rng, draws, a.clusters), kept=1)
-        total += effects[np.arange(draws), picked[:, slot]]
+    total = np.zeros(_check_draws(draws))
+    for picked, weights in _draw_within(seed, draws, backbones, a.clusters):
+        effects = _contrast(a, b, weights.astype(np.float32), kept=1)
+        total += effects[np.arange(draws), picked]
     return _estimate(_value(a, b), total / backbones, level, backbones, "backbone")
 
 
@@ -351,6 +351,26 @@ def _drawn(seed: int, draws: int, units: int) -> Float[np.ndarray, "draws units"
     weights = _resample(_generator(seed), draws, units)
     weights.flags.writeable = False
     return weights
+
+
+def _draw_within(seed: Seed, draws: int, backbones: int, units: int) -> Iterable[_Slot]:
+    asked = draws, backbones, units
+    return _drawn_within(seed, *asked) if type(seed) is int else _resample_within(_generator(seed), *asked)
+
+
+def _resample_within(rng: np.random.Generator, draws: int, backbones: int, units: int) -> Iterator[_Slot]:
+    """For every place in a sample of backbones: the backbone that each draw has there, and its units."""
+    picked = rng.integers(backbones, size=(draws, backbones))
+    for slot in range(backbones):
+        yield picked[:, slot], _resample(rng, draws, units)
+
+
+@lru_cache(maxsize=2)
+def _drawn_within(seed: int, draws: int, backbones: int, units: int) -> tuple[_Slot, ...]:
+    """The same, kept in as few bytes as hold a count of all units, as twelve backbones take much memory."""
+    small = np.min_scalar_type(units)
+    made = _resample_within(_generator(seed), draws, backbones, units)
+    return tuple((picked, weights.astype(small)) for picked, weights in made)
 
 
 def _estimate(value: float, samples: Float[np.ndarray, " draws"], level: float, n: int, unit: str) -> Estimate:

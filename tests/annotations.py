@@ -6,38 +6,59 @@ them all takes longer than the test.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 CALLS = 200
 """Calls of a function that are checked in every test."""
 
 
+MADE = 20
+"""Functions inside a function are made anew at every call of it, and beartype compiles each; so many are, by name."""
+
+
 class _Now:
-    """Which test is running: one more than the test before."""
+    """Which test is running: one more than the test before; and what it made inside functions."""
 
     test = 0
+    made: ClassVar[Counter[tuple[str, str]]] = Counter()
 
 
 def next_test() -> None:
     """All functions are checked again."""
     _Now.test += 1
+    _Now.made.clear()
 
 
 def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A checker for jaxtyping, which calls what it gets for the check alone: beartype's, until there were enough."""
+    """A checker for jaxtyping, which calls what it gets for the check alone: beartype's, until there were enough.
+
+    That of a function that is never called is never compiled.
+    """
     from beartype import beartype  # which only this needs
 
-    checked = beartype(function)
-    test = count = 0
+    checked: Callable[..., Any] | None = None
+    most, test, count = CALLS, 0, 0
+    if "<locals>" in function.__qualname__:  # beartype looks for its names where it is made, so now
+        name = function.__module__, function.__qualname__
+        _Now.made[name] += 1
+        if _Now.test and _Now.made[name] > MADE:
+            most = 0
+        else:
+            checked = beartype(function)
 
-    @wraps(checked)
+    @wraps(function)
     def check(*args: Any, **kwargs: Any) -> Any:
-        nonlocal test, count
+        nonlocal checked, test, count
         if test != _Now.test:
             test, count = _Now.test, 0
         count += 1
-        return checked(*args, **kwargs) if count <= CALLS else None
+        if count > most:
+            return None
+        if checked is None:
+            checked = beartype(function)
+        return checked(*args, **kwargs)
 
     return check

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,8 +44,9 @@ settings.register_profile("loopscope", derandomize=True, deadline=None, print_bl
 settings.load_profile("loopscope")
 
 # The tensors here are tiny.  A second thread brings nothing, and on a busy machine waiting for it takes milliseconds
-# per operation.
+# per operation; in the processes that tests start, too.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,6 +59,31 @@ def pytest_report_header() -> str:
         left_out = ", ".join(sorted(UNCHECKED))
         return f"annotations: shapes checked at run time by jaxtyping and beartype, except in {left_out}"
     return "annotations: NOT checked at run time, because beartype is not installed"
+
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.config.stash[LEFT_OUT] = item.config.stash.get(LEFT_OUT, 0) + 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of several processes: the first one tells
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All processes choose among the same tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"left out: {count} slow checks; `make check-slow` runs them")
 
 
 @pytest.fixture(autouse=True)

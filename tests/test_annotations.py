@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError, jaxtyped
 from torch import Tensor
 
 from loopscope.maps import make_map
-from tests.annotations import CALLS, first_calls, next_test
+from tests.annotations import CALLS, MADE, first_calls, next_test
 from tests.conftest import TYPES_CHECKED
 
 pytestmark = pytest.mark.skipif(not TYPES_CHECKED, reason="beartype is not installed")
@@ -34,3 +36,19 @@ def test_the_first_calls_of_a_test_are_checked() -> None:
     for _ in range(CALLS):
         same(torch.zeros(2, 2))
     same(torch.zeros(2, 3))  # one more, which nobody looks at
+
+
+def test_of_functions_made_again_and_again_the_first_are_checked() -> None:
+    def made() -> Callable[[Tensor], Tensor]:
+        @jaxtyped(typechecker=first_calls)
+        def same(x: Float[Tensor, "a a"]) -> Float[Tensor, "a a"]:
+            return x
+
+        return same
+
+    for _ in range(2):
+        next_test()
+        for _ in range(MADE // 2):  # two checkers each: of the parameters, and of all
+            with pytest.raises(TypeCheckError, match="the parameters"):
+                made()(torch.zeros(2, 3))
+        made()(torch.zeros(2, 3))  # one more, which nobody looks at

@@ -136,6 +136,7 @@ def test_all_pages_with_python_are_run_here() -> None:
         assert not blocks(page) or page.name in here, page.name
 
 
+@pytest.mark.slow
 def test_the_page_on_language_models_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_page_on_language_models_runs(
         assert line in printed
 
 
+@pytest.mark.slow
 def test_the_papers_protocols_run_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -512,6 +512,7 @@ def shown(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(report, tmp_path_factory.mktemp("page"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(installed() is None, reason="no Chromium: the page was not looked at in a browser")
 def test_the_page_never_scrolls_sideways(shown: Path) -> None:
     program = installed()

@@ -588,6 +588,7 @@ def test_the_page_is_well_formed(report: Report, tmp_path: Path) -> None:
     assert text == html(report)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(installed() is None, reason="no Chromium: the page was not looked at in a browser")
 def test_the_page_never_scrolls_sideways_on_a_phone(report: Report, tmp_path: Path) -> None:
     needed, there = phone_width(report, tmp_path)

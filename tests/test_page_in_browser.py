@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 PROGRAM = installed()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium: the page was not looked at in a browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium: the page was not looked at in a browser"),
+]
 
 SETTINGS = [(size, theme) for size in SIZES for theme in ("light", "dark")]
 

@@ -132,9 +132,10 @@ def check_content(artefact: Artefact) -> None:
 # Kill -9 --------------------------------------------------------------------------------------------------------------
 
 
-def test_killed_at_random_moments(nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attempts", [4, pytest.param(24, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(nursery: Nursery, tmp_path: Path, attempts: int) -> None:
     delays, left = random.Random(20), 0
-    for attempt in range(24):
+    for attempt in range(attempts):
         store = Store(tmp_path / str(attempt))
         pid = nursery.start(churn, str(store.root))
         nursery.hear("ready", pid)
@@ -155,16 +156,23 @@ def test_killed_at_random_moments(nursery: Nursery, tmp_path: Path) -> None:
         assert [each.path for each in report.removed] == [str(path) for path in leftovers]
         assert (report.live, drafts(store)) == (0, [])
         assert len(store.verify()) == len(listed) + 1
-    assert left >= 5, "hardly any kill met a write"
+    assert left >= 5 or attempts < 24, "hardly any kill met a write"
 
 
+# Of a series, every 9th kill; all of them are slow.
+KILLS = pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@KILLS
 @pytest.mark.parametrize("before", ["nothing", "damaged"])
-def test_killed_before_every_file_operation_of_a_write(nursery: Nursery, tmp_path: Path, before: str) -> None:
+def test_killed_before_every_file_operation_of_a_write(
+    nursery: Nursery, tmp_path: Path, before: str, every: int
+) -> None:
     outcomes, template = set(), Store(tmp_path / "template")
     other = write_one(template, {"i": 2})
     if before == "damaged":
         (write_one(template, {"i": 0}).folder / "note.txt").write_bytes(b"!")
-    for event in range(1, 200):
+    for event in range(1, 200, every):
         store = Store(shutil.copytree(template.root, tmp_path / str(event)))
         pid = nursery.start(die_at, event, "write", str(store.root))
         status = nursery.exit_status(pid)
@@ -181,16 +189,18 @@ def test_killed_before_every_file_operation_of_a_write(nursery: Nursery, tmp_pat
             break
         assert status == -signal.SIGKILL
     assert event > 20
-    assert outcomes == {"absent", "ok"} | ({"damaged"} if before == "damaged" else set())
+    possible = {"absent", "ok"} | ({"damaged"} if before == "damaged" else set())
+    assert outcomes == possible if every == 1 else outcomes <= possible
 
 
-def test_killed_before_every_file_operation_of_a_gc(nursery: Nursery, tmp_path: Path) -> None:
+@KILLS
+def test_killed_before_every_file_operation_of_a_gc(nursery: Nursery, tmp_path: Path, every: int) -> None:
     template = Store(tmp_path / "template")
     whole, bad = write_one(template, {"i": 0}), write_one(template, {"i": 2})
     (bad.folder / "note.txt").write_bytes(b"!")
     (template.root / "checkpoint" / ".draft-0" / "artefact").mkdir(parents=True)
     (template.root / "checkpoint" / ".draft-0" / "artefact" / "model.safetensors").write_bytes(bytes(100))
-    for event in range(1, 200):
+    for event in range(1, 200, every):
         store = Store(shutil.copytree(template.root, tmp_path / str(event)))
         pid = nursery.start(die_at, event, "gc", str(store.root))
         status = nursery.exit_status(pid)

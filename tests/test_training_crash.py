@@ -154,7 +154,21 @@ def nursery() -> Iterator[Nursery]:
         yield nursery
 
 
-Whole = dict[tuple[str, str], dict[str, Any]]
+class Whole:
+    """What runs give that nobody interrupts, and how many calls and file operations they take; run when asked for."""
+
+    def __init__(self, nursery: Nursery, one_backbone: Path, folder: Path) -> None:
+        self.nursery, self.one_backbone, self.folder = nursery, one_backbone, folder
+        self.found: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def __getitem__(self, asked: tuple[str, str]) -> dict[str, Any]:
+        if asked not in self.found:
+            what, kind = asked
+            root = self.folder / f"{what}-{kind}"
+            if what == "map":
+                shutil.copytree(self.one_backbone, root)
+            self.found[asked] = self.nursery.result(self.nursery.start(work_and_die, what, str(root), kind))
+        return self.found[asked]
 
 
 @pytest.fixture(scope="module")
@@ -168,16 +182,13 @@ def one_backbone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def whole(nursery: Nursery, one_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """What runs give that nobody interrupts, and how many calls and file operations they take."""
-    found = {}
-    for what in ("backbone", "short", "shortest", "map"):
-        for kind in ("call", "file"):
-            root = tmp_path_factory.mktemp("whole") / "store"
-            if what == "map":
-                shutil.copytree(one_backbone, root)
-            found[what, kind] = nursery.result(nursery.start(work_and_die, what, str(root), kind))
-        assert found[what, "call"]["outcome"] == found[what, "file"]["outcome"]
-    return found
+    return Whole(nursery, one_backbone, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["backbone", "short", "shortest", "map"])
+def test_counting_changes_nothing(whole: Whole, what: str) -> None:
+    assert whole[what, "call"]["outcome"] == whole[what, "file"]["outcome"]
 
 
 # Kill -9 --------------------------------------------------------------------------------------------------------------
@@ -207,6 +218,7 @@ def killed_all_the_way(nursery: Nursery, store: Store, what: str, kind: str, who
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["call", "file"])
 def test_backbones_killed_in_every_window(nursery: Nursery, tmp_path: Path, whole: Whole, kind: str) -> None:
     store = Store(tmp_path / "store")
@@ -221,9 +233,10 @@ def test_backbones_killed_in_every_window(nursery: Nursery, tmp_path: Path, whol
     assert all(digests["final"] != digests["selected"] for _, _, _, digests in wanted)
 
 
-def test_backbones_killed_from_outside(nursery: Nursery, tmp_path: Path, whole: Whole) -> None:
+@pytest.mark.parametrize("windows", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_backbones_killed_from_outside(nursery: Nursery, tmp_path: Path, whole: Whole, windows: int) -> None:
     store = Store(tmp_path / "store")
-    for window in range(1, 21):
+    for window in range(1, windows + 1):
         pid = nursery.start(work_and_tell, str(store.root))
         while nursery.hear("window", pid) < EVERY * window:
             pass
@@ -235,11 +248,11 @@ def test_backbones_killed_from_outside(nursery: Nursery, tmp_path: Path, whole: 
         assert status == -signal.SIGKILL
         assert all(each.state == "ok" for each in store.verify())
         assert checkpoints(store)[-1][1] >= EVERY * window
-    assert nursery.result(nursery.start(work, "backbone", str(store.root))) == whole["backbone", "call"]["outcome"]
+    assert nursery.result(nursery.start(work, "backbone", str(store.root))) == whole["backbone", "file"]["outcome"]
     assert checkpoints(store) == []
 
 
-@pytest.mark.parametrize("kind", ["call", "file"])
+@pytest.mark.parametrize("kind", [pytest.param("call", marks=pytest.mark.slow), "file"])
 def test_maps_killed_in_every_window(
     nursery: Nursery, tmp_path: Path, one_backbone: Path, whole: Whole, kind: str
 ) -> None:
@@ -249,11 +262,12 @@ def test_maps_killed_in_every_window(
     assert len(store.every("map")) == 4
 
 
+@pytest.mark.parametrize("every", [14, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_before_every_other_file_operation_after_the_last_window(
-    nursery: Nursery, tmp_path: Path, whole: Whole
+    nursery: Nursery, tmp_path: Path, whole: Whole, every: int
 ) -> None:
     run, left = whole["shortest", "file"], []
-    for event in range(1, run["all"] - run["windows"][-1] + 1, 2):
+    for event in range(1, run["all"] - run["windows"][-1] + 1, every):
         store = Store(tmp_path / str(event))
         pid = nursery.start(work_and_die, "shortest", str(store.root), "file", EVERY * 2, event)
         assert nursery.exit_status(pid) == -signal.SIGKILL
@@ -302,7 +316,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, whole: Whole, name:
     with pytest.warns(UserWarning, match=f"a checkpoint is passed over: {latest / name}: expected") as told:
         outcome, seen = resumed(store)
     assert len(told) == 1
-    assert outcome == whole["short", "call"]["outcome"]
+    assert outcome == whole["short", "file"]["outcome"]
     assert seen == [4, 6]
     assert not before.exists()
     store.gc(damaged=True)
@@ -316,7 +330,7 @@ def test_without_a_whole_checkpoint_the_job_starts_anew(tmp_path: Path, whole: W
     with pytest.warns(UserWarning, match="a checkpoint is passed over: ") as told:
         outcome, seen = resumed(store)
     assert len(told) == 2
-    assert outcome == whole["short", "call"]["outcome"]
+    assert outcome == whole["short", "file"]["outcome"]
     assert seen == [2, 4, 6]
     assert checkpoints(store) == []
 
@@ -338,8 +352,8 @@ def test_a_second_process_is_refused(nursery: Nursery, tmp_path: Path, whole: Wh
         # Another job in the same store is none of its business.
         assert len(jobs.train(BACKBONES["short"], [7], store, settings_of())) == 1
         let_pass(1)
-        assert nursery.result(first) == whole["short", "call"]["outcome"]
-    assert work("short", str(store.root)) == whole["short", "call"]["outcome"]
+        assert nursery.result(first) == whole["short", "file"]["outcome"]
+    assert work("short", str(store.root)) == whole["short", "file"]["outcome"]
     assert checkpoints(store) == []
 
 
@@ -350,7 +364,7 @@ def test_the_lock_of_a_killed_process_is_none(nursery: Nursery, tmp_path: Path, 
         nursery.hear("ready", first)
         os.kill(first, signal.SIGKILL)
         assert nursery.exit_status(first) == -signal.SIGKILL
-    assert work("short", str(store.root)) == whole["short", "call"]["outcome"]
+    assert work("short", str(store.root)) == whole["short", "file"]["outcome"]
 
 
 # A disk that is full --------------------------------------------------------------------------------------------------
@@ -381,7 +395,7 @@ def test_no_space_for_the_metrics(nursery: Nursery, tmp_path: Path, whole: Whole
     metrics.mkdir()
     outcome = nursery.result(nursery.start(work_with_full_metrics, str(store.root), str(metrics)))
     assert outcome == ["StoreError", 1, f"cannot write {metrics / 'toy-0-2.jsonl'}: File too large"]
-    assert work("short", str(store.root), metrics=metrics) == whole["short", "call"]["outcome"]
+    assert work("short", str(store.root), metrics=metrics) == whole["short", "file"]["outcome"]
     assert len((metrics / "toy-0-2.jsonl").read_text().splitlines()) == 6
 
 

@@ -65,12 +65,14 @@ def test_recomputed_layers_change_no_value_and_no_gradient(kind: str) -> None:
     assert few < many / 3
 
 
+@pytest.mark.slow
 def test_layers_are_compiled_once_for_all_loops_and_shapes() -> None:
     command = [sys.executable, "-m", "tests.tuning_compiled"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
     assert int(done.stdout) == 2  # graphs, of one row and of several, for 70 passes through a layer
 
 
+@pytest.mark.slow
 def test_all_stages_of_a_protocol_can_be_compiled_in_one_process(tmp_path: Path) -> None:
     """Of a function few forms are kept compiled; each stage has its own, and those of another must not count."""
     command = [sys.executable, "-m", "tests.tuning_compiled", str(tmp_path)]

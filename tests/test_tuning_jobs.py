@@ -256,6 +256,7 @@ def test_what_cannot_be_done(tmp_path: Path, refused: Callable[..., str], monkey
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     """FSDP for weights, DDP for a map, unequal shares; the first job goes on from the checkpoint of one process."""
     folder = tuning_folder(tmp_path / "ouro", "ouro")

@@ -220,8 +220,8 @@ def check_given(plan: Plan, given: Mapping[str, Tensor], examples: int, model: L
     """A given tensor must broadcast to the slice it replaces; a given pattern must not look at later rows."""
     size = model.head_size
     last = {"q": size, "k": size, "v": size, "z": size, "pattern": plan.sizes.rows}
-    for lane in plan.lanes:
-        for patch in (p for patches in lane.patches for p in patches if p.origin.given):
+    for patched in plan.patched_runs:
+        for patch in (p for patches in patched.patches for p in patches if p.origin.given):
             site, tensor = patch.site, given[str(patch.origin.given)]
             heads = () if site.heads is None else (len(site.heads),)
             wanted = (examples, *heads, len(site.rows or ()), last.get(site.component, model.width))

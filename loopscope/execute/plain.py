@@ -66,7 +66,7 @@ def plain_run(
             loop = program.loop_of(index)
 
             def put(number: int, component: str, tensor: Tensor, step: Call = step, loop: int = loop) -> Tensor:
-                """The component after its patches, noted down."""
+                """The component after its patches, captured."""
                 for patch in step.patches:
                     if (patch.site.layer, patch.site.component) == (number, component):
                         tensor = replaced(tensor, patch, value(patch, loop), model.heads)

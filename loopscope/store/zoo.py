@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,6 +98,16 @@ def readable_entries(store: Store) -> tuple[list[Entry], list[LoopscopeError]]:
     found = [_entry(artefact) for artefacts, _ in read for artefact in artefacts]
     found.sort(key=lambda entry: (KINDS.index(entry.kind), by_number(entry.name), entry.key))
     return found, [error for _, errors in read for error in errors]
+
+
+def owners(store: Store) -> dict[str, str]:
+    """The keys of the models that maps were fitted to, by those of the maps, as far as both can be read."""
+    found = {fit.key: fit.manifest.inputs.get(BACKBONE, "") for fit in store.readable(MAP)[0]}
+    for fit in store.readable(LM_MAP)[0]:
+        with suppress(LoopscopeError):
+            if model := model_of(fit, [store]):
+                found[fit.key] = model.key
+    return found
 
 
 def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from loopscope.studies.claims import CLAIMS
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.layouts import HEADS
-from loopscope.studies.language.records import selection_of
+from loopscope.studies.letters.layouts import HEADS
+from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tests import CONTENT
 from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.parity import timing as parity_timing

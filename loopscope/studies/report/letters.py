@@ -10,9 +10,12 @@ from loopscope.quantity import Quantity, every
 from loopscope.stats import Estimate, wilson
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.layouts import HEADS, LETTERS
-from loopscope.studies.language.names import identity, loops_in_words, of_search, patched
-from loopscope.studies.language.records import LANGUAGE, selection_of
+from loopscope.studies.language.layouts import LETTERS
+from loopscope.studies.language.names import identity, loops_in_words
+from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.letters.layouts import HEADS
+from loopscope.studies.letters.names import of_search, patched
+from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tables import PAPER_CONTENT, PAPER_PAIRS
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING, TESTS
 from loopscope.studies.letters.walks import WALKS
