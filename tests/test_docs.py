@@ -113,6 +113,10 @@ def test_the_page_on_extending_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runs(DOCS / "extending.md", capsys)
 
 
+def test_the_example_of_threads_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs(DOCS / "performance.md", capsys)
+
+
 def test_the_reference_of_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
     model = load("tiny-0")
     runs(DOCS / "programs.md", capsys, model=model, tokens=torch.tensor([[0, 1, 2]]), original_logits=model)
