@@ -110,8 +110,11 @@ def test_the_how_tos_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_on_extending_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("loopscope.tasks.task")
     runs(DOCS / "extending.md", capsys)
+
+
+def test_the_example_of_threads_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs(DOCS / "performance.md", capsys)
 
 
 def test_the_reference_of_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
