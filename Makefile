@@ -19,7 +19,7 @@ setup: $(READY)  ## create .venv and install loopscope with everything the tests
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("loopscope needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot,lm]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot,lm,tables]'
 	@touch $@
 
 reproduce: setup ## run the experiments on the zoo's weights; the report is report/index.html

@@ -41,18 +41,6 @@ class Quantity:
         if not ID.fullmatch(self.id):
             raise InputError(f"{self.id!r} is no id of a quantity: lower-case words with dots, as in letters.steering")
 
-    # until no code uses rows by name
-    @property
-    def name(self) -> str:
-        """The label, as rows have it."""
-        return self.label
-
-    # until no code uses rows by name
-    @property
-    def paper(self) -> float | None:
-        """The published value, as rows have it."""
-        return self.published
-
     def fits(self, id: str, at: At) -> bool:
         """Whether it has this id and all of these coordinates."""
         return self.id == id and at.items() <= self.at.items()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loopscope.quantity import Quantity, Table
 from loopscope.stats import Estimate
-from loopscope.studies.records import Row, Table
 from loopscope.studies.report.contents import (
     FAILS,
     HOLDS,
@@ -129,21 +129,23 @@ def demo_figures() -> dict[str, Figure]:
 def demo_tables() -> list[Table]:
     return [
         Table(
+            "test",
             "Patterns and outputs moved between graphs",
             [
-                Row("pattern patch gives E", share(0.812), 3966, 0.799),
-                Row("pattern patch gives D", share(0.015, 0.004), 3966),
-                Row("output patch gives D", share(0.838), 3966, 0.832),
-                Row("output patch gives E", share(0.006, 0.002), 3966),
+                Quantity("test.share", "pattern patch gives E", share(0.812), 3966, 0.799),
+                Quantity("test.share", "pattern patch gives D", share(0.015, 0.004), 3966),
+                Quantity("test.share", "output patch gives D", share(0.838), 3966, 0.832),
+                Quantity("test.share", "output patch gives E", share(0.006, 0.002), 3966),
             ],
             "Eligible pairs only; fits are averaged first, graphs are resampled.",
         ),
         Table(
+            "test",
             "Restoring heads after the queries were replaced",
             [
-                Row("selected head", share(0.601), 4413, 0.601),
-                Row("comparison head", share(0.009, 0.003), 4413, 0.009),
-                Row("all four heads", share(1.0, 0.0), 4413),
+                Quantity("test.share", "selected head", share(0.601), 4413, 0.601),
+                Quantity("test.share", "comparison head", share(0.009, 0.003), 4413, 0.009),
+                Quantity("test.share", "all four heads", share(1.0, 0.0), 4413),
             ],
         ),
     ]

@@ -22,10 +22,10 @@ def loopscope(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     return int(stopped.value.code or 0), printed.out, printed.err
 
 
-def on_a_terminal(command: list[str]) -> str:
+def on_a_terminal(command: list[str], columns: int = 120) -> str:
     """All that a command writes to a terminal of its own."""
     ours, its = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env):
         os.close(its)
         seen = b""

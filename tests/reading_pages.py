@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
-from loopscope.studies.records import Row, Table
+from loopscope.quantity import Quantity, Table
 from loopscope.studies.report.contents import (
     Figure,
     Grid,
@@ -50,12 +50,12 @@ class Reader(HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def rows_of(tables: Sequence[Table | Grid], title: str) -> dict[str, Row]:
+def rows_of(tables: Sequence[Table | Grid], title: str) -> dict[str, Quantity]:
     (table,) = (table for table in tables if table.title == title)
     if isinstance(table, Grid):
         assert all(set(rows) <= set(table.columns) for rows in table.lines.values())
         return {f"{name}, {column}": row for name, rows in table.lines.items() for column, row in rows.items()}
-    rows = {row.name: row for row in table.rows}
+    rows = {row.label: row for row in table.rows}
     assert len(rows) == len(table.rows)
     return rows
 

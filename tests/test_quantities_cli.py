@@ -15,10 +15,9 @@ from loopscope.stats import Estimate
 from loopscope.store.store import Store
 from loopscope.studies import measured
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.registry import EXPERIMENTS
-from tests.test_cli import loopscope
-from tests.test_graph_walk_report import MAIN, native, target, written
+from tests.commands import loopscope
+from tests.planted.graph_walk import MAIN, native, target, written
 
 PLANTED = (
     Quantity(
@@ -41,15 +40,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ROW = {
-    "study": "graph-walk", "experiment": "targets", "model": MAIN, "id": "targets.share", "at": "map=one loop=7",
+    "study": "graph_walk", "experiment": "targets", "model": MAIN, "id": "targets.share", "at": "map=one loop=7",
     "coordinates": '{"map": "one", "loop": 7}', "label": "with J_one", "value": 0.998, "low": 0.9961, "high": 0.9993,
     "n": 4110, "unit": "graph", "published": 0.996, "protocol": "published",
 }  # fmt: skip
 
 
 def test_every_experiment_has_a_study() -> None:
-    assert measured.studies() == ["graph-walk", "parity", "relations", *LANGUAGE]
-    assert {measured.study_of(each) for each in EXPERIMENTS} == {"graph-walk", "parity", "relations"}
+    assert {measured.study_of(each) for each in EXPERIMENTS} == {"graph_walk", "parity", "relations"}
 
 
 def test_quantities_as_json_and_as_a_table(capsys: pytest.CaptureFixture[str], results: Path) -> None:
@@ -59,9 +57,9 @@ def test_quantities_as_json_and_as_a_table(capsys: pytest.CaptureFixture[str], r
     assert first == ROW
     assert tuple(first) == measured.COLUMNS
     assert (second["value"], second["low"], second["published"], second["at"]) == (None, None, None, "")
-    code, out, _ = loopscope(capsys, "quantities", "graph-walk", "--results", "results")
+    code, out, _ = loopscope(capsys, "quantities", "graph_walk", "--results", "results")
     assert code == 0
-    for told in ("graph-walk: targets", "map=one loop=7", "0.998", "0.9961..0.9993", "4,110", "2 quantities"):
+    for told in ("graph_walk: targets", "map=one loop=7", "0.998", "0.9961..0.9993", "4,110", "2 quantities"):
         assert told in out
     assert loopscope(capsys, "quantities", "letters", "--results", "results")[:2] == (0, "0 quantities\n")
     with_store = ("quantities", "--results", "results", "--store", "results", "--json")
@@ -91,7 +89,10 @@ def test_quantities_as_parquet(capsys: pytest.CaptureFixture[str], results: Path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["leters"], "no study 'leters'; there are graph-walk, parity, relations, letters, antonyms, iterations"),
+        (
+            ["leters"],
+            "no study 'leters'; there are graph_walk, parity, relations, letters, antonyms, iterations, selecting",
+        ),
         (["--out", "x.txt"], "quantities are written as .csv or .parquet, not to x.txt"),
         (["--out", "none/x.csv"], "there is no folder"),
         (["--out", "x.csv", "--json"], "--out and --json are two ways"),

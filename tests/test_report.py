@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from loopscope.errors import InputError
+from loopscope.quantity import Quantity, Table
 from loopscope.store.files import StoreError
-from loopscope.studies.records import Row, Table
 from loopscope.studies.report import drawing
 from loopscope.studies.report.contents import HOLDS, NOW, Cost, Figure, LedgerRow, Report, Section, percent
 from loopscope.studies.report.dots import rates
@@ -103,7 +103,7 @@ def test_tables_say_what_was_measured_beside_the_paper(page: Reader) -> None:
 
 
 def test_a_table_without_published_numbers_has_no_column_for_them() -> None:
-    table = Table("Ours alone", [Row("a", share(-0.0001, 0.5), 7)])
+    table = Table("test", "Ours alone", [Quantity("test.share", "a", share(-0.0001, 0.5), 7)])
     (found,) = Reader(html(Report("T", [], [Section("s", "S", "", tables=[table])]))).tables
     assert found == [["condition", "ours, %", "n"], ["a", "0.0 [0.0, 50.0]", "7"]]
 
@@ -159,7 +159,15 @@ def test_text_is_text_and_never_markup() -> None:
     evil = "</title><script>alert(1)</script> a < b & `c < d`"
     figure = lines_by_call("f", evil, evil, [Line("<b>&", [share(0.5)])])
     row = LedgerRow("a.b", evil, evil, evil, HOLDS, evil, evil, 1, evil, evil, NOW, evil, [evil])
-    section = Section("s", evil, evil, [evil], [figure], [Table(evil, [Row(evil, share(0.5), 1)], evil)], ["a.b"])
+    section = Section(
+        "s",
+        evil,
+        evil,
+        [evil],
+        [figure],
+        [Table("test", evil, [Quantity("test.share", evil, share(0.5), 1)], evil)],
+        ["a.b"],
+    )
     text = html(Report(evil, [evil], [section], [row], [Cost(evil, 1.0, evil)]))
     assert "script" not in {tag for tag, _ in Reader(text).elements}
     assert text.count("alert(1)") >= 20
@@ -345,7 +353,7 @@ def test_only_drawing_needs_matplotlib() -> None:
         "import loopscope.studies.report.page\n"
         "from loopscope.errors import InputError\n"
         "for name in ('figures', 'heat'):\n"
-        "    try: __import__(f'loopscope.report.{name}')\n"
+        "    try: __import__(f'loopscope.studies.report.{name}')\n"
         "    except InputError as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()

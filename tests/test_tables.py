@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from loopscope import cli
 from loopscope.cli.tables import table, wrapped
-from tests.test_cli import loopscope
+from tests.commands import loopscope
 
 WORDS = st.text(st.characters(blacklist_categories=["C", "Z"]), min_size=1, max_size=12)
 CELLS = st.lists(WORDS, max_size=6).map(" ".join)

@@ -100,7 +100,7 @@ def _found(verdict: Verdict) -> dict[str, Any]:
 def _control(each: Control) -> dict[str, Any]:
     row = each.row
     return {
-        "name": row.name, "gives": each.gives, "estimate": _estimate(row.estimate), "n": row.n, "paper": row.paper,
+        "name": row.label, "gives": each.gives, "estimate": _estimate(row.estimate), "n": row.n, "paper": row.published,
         "at least" if each.keeps else "at most": each.bound, "failed": each.failed,
     }  # fmt: skip
 

@@ -23,7 +23,12 @@ STUDIES = (
 """One line for each study: the name of its folder, in the order in which claims and sections are shown."""
 
 
+def part(study: str, name: str) -> ModuleType | None:
+    """The module of this name of a study; None where it has none."""
+    full = f"{__name__}.{study}.{name}"
+    return importlib.import_module(full) if importlib.util.find_spec(full) is not None else None
+
+
 def parts(name: str) -> list[ModuleType]:
     """The modules of this name, of all studies that have one."""
-    found = (f"{__name__}.{study}.{name}" for study in STUDIES)
-    return [importlib.import_module(each) for each in found if importlib.util.find_spec(each) is not None]
+    return [found for study in STUDIES if (found := part(study, name)) is not None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from loopscope.quantity import Coordinate, Quantity, of_tables, one
+from loopscope.quantity import Coordinate, Quantity, Table, of_tables, one
 from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.studies.closeness import is_whole, parts_left
 from loopscope.studies.graph_walk.experiments import selection
@@ -21,7 +21,7 @@ from loopscope.studies.language import tables as language_tables
 from loopscope.studies.language.names import scale_of, subject_of
 from loopscope.studies.language.records import ANY_MAP, LANGUAGE
 from loopscope.studies.lineage import Lineage
-from loopscope.studies.records import AnyRow, Record, Row, percent
+from loopscope.studies.records import Record, percent
 from loopscope.studies.registry import EXPERIMENTS
 
 
@@ -32,7 +32,7 @@ class Evidence:
     stored: Sequence[Record] = ()
     fresh: Sequence[Record] = ()
     lineage: Lineage = field(default_factory=Lineage)
-    _tables: dict[int, list[Any]] = field(default_factory=dict, repr=False)
+    _tables: dict[int, list[Table]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def records(self) -> list[Record]:
@@ -82,7 +82,7 @@ class Evidence:
         found = self.of(experiment)
         return [found[name] for name in self.selection.names if name in found]
 
-    def tables(self, record: Record) -> list[Any]:
+    def tables(self, record: Record) -> list[Table]:
         """The tables of a record, made once.
 
         The paper's numbers are beside those of the main backbone and of every language model.
@@ -99,11 +99,6 @@ class Evidence:
             paper = bool(names) and record.facts.name == names[0]
             self._tables[id(record)] = list(make(record.predictions, record.facts, paper))
         return self._tables[id(record)]
-
-    def row(self, record: Record, title: str, name: str) -> Row:
-        """One row by its name and the beginning of its table's title."""
-        table = next(table for table in self.tables(record) if table.title.startswith(title))
-        return next(row for row in table.rows if row.name == name)
 
     def quantities(self, record: Record) -> list[Quantity]:
         """All quantities of a record's tables."""
@@ -185,7 +180,7 @@ class Control:
     `gives` names that answer.  One that `keeps` should leave answers as they are; `bound` is then the least of them.
     """
 
-    row: AnyRow
+    row: Quantity
     bound: float
     gives: str = "the answer"
     keeps: bool = False
@@ -256,7 +251,7 @@ def listed(shares: Iterable[float]) -> str:
     return ", ".join(map(percent, shares))
 
 
-def mean_of(rows: Sequence[AnyRow]) -> Estimate:
+def mean_of(rows: Sequence[Quantity]) -> Estimate:
     """The mean over backbones with equal weight, and one sample SD to either side; a single one as it is.
 
     NaN, of which no predicate holds, where some backbone has no share because nothing counts in it.

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from loopscope.quantity import Table
 from loopscope.store.store import Store
 from loopscope.studies.graph_walk.selection import Role, Selection
-from loopscope.studies.records import AnyTable, Facts, LayoutOf, Predictions
+from loopscope.studies.records import Facts, LayoutOf, Predictions, Record
 
 Profile = Literal["quick", "paper"]
 PROFILES: tuple[Profile, ...] = ("quick", "paper")
@@ -73,8 +74,10 @@ class Experiment:
     settings: Callable[[Role, Profile], list[dict[str, Any]]]
     uses: tuple[str, ...] | None = ()
     """The targets whose maps it uses; None: all that there are."""
-    tables: Callable[[Predictions, Facts, bool], Sequence[AnyTable]] | None = None
+    tables: Callable[[Predictions, Facts, bool], Sequence[Table]] | None = None
     """What follows from one record; the last argument asks for the published numbers.  None: it takes several."""
+    together: Callable[[Mapping[str, Record]], Sequence[Table]] | None = None
+    """What follows from all of its records, by backbone; None: each speaks for itself."""
     notes: Callable[[Store, str, str], dict[str, Any]] | None = None
     """What else to keep of a backbone's weights, given their store, its name and the prefix of its maps' recipes."""
     raw: bool = False

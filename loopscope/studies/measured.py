@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from loopscope.errors import InputError, nearest
-from loopscope.quantity import Quantity
+from loopscope.quantity import Quantity, of_tables
+from loopscope.studies import STUDIES
 from loopscope.studies.closeness import label_of
-from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.evidence import Evidence, in_short
+from loopscope.studies.records import Record
+from loopscope.studies.registry import EXPERIMENTS, STUDY_OF
 
 COLUMNS = (
     *("study", "experiment", "model", "id", "at", "coordinates", "label", "value", "low", "high", "n", "unit"),
@@ -30,34 +31,35 @@ NUMBERS = ("value", "low", "high", "published")
 
 
 def study_of(experiment: str) -> str:
-    """The study that an experiment belongs to: the task its models were trained for."""
-    if experiment in LANGUAGE:
-        return experiment
-    return COHORTS[EXPERIMENTS[experiment].cohorts[0]].task
-
-
-def studies() -> list[str]:
-    """The names of all studies."""
-    return list(dict.fromkeys(study_of(each) for each in (*EXPERIMENTS, *LANGUAGE)))
+    """The study that an experiment belongs to; each one on language models is a study of its own."""
+    return STUDY_OF.get(experiment, experiment)
 
 
 def rows(evidence: Evidence, study: str | None = None) -> Iterator[dict[str, Any]]:
     """A row with `COLUMNS` for every quantity of every record, of one study or of all; InputError for one unknown.
 
-    A number that could not be estimated is None.
+    What follows from all records of an experiment together has them all as its model.  A number that could not be
+    estimated is None.
     """
-    known = studies()
-    if study is not None and study not in known:
-        raise InputError(f"no study {study!r}; there are {', '.join(known)}{nearest(study, known)}")
+    if study is not None and study not in STUDIES:
+        raise InputError(f"no study {study!r}; there are {', '.join(STUDIES)}{nearest(study, STUDIES)}")
     for record in evidence.records:
-        of = study_of(record.experiment)
-        if study is not None and of != study:
-            continue
-        protocol = label_of([record], evidence.lineage)
-        about = {"study": of, "experiment": record.experiment, "model": record.facts.name}
-        for each in evidence.quantities(record):
-            if isinstance(each, Quantity):
-                yield {**about, **_row(each), "protocol": protocol}
+        yield from _rows(evidence, study, [record], evidence.quantities(record))
+    for name, experiment in EXPERIMENTS.items():
+        records = evidence.of(name)
+        if experiment.together is not None and records:
+            yield from _rows(evidence, study, list(records.values()), of_tables(experiment.together(records)))
+
+
+def _rows(
+    evidence: Evidence, study: str | None, records: Sequence[Record], quantities: Iterable[Quantity]
+) -> Iterator[dict[str, Any]]:
+    of = study_of(records[0].experiment)
+    if study in (None, of):
+        names = in_short(record.facts.name for record in records)
+        about = {"study": of, "experiment": records[0].experiment, "model": names}
+        protocol = label_of(records, evidence.lineage)
+        yield from ({**about, **_row(each), "protocol": protocol} for each in quantities)
 
 
 def _row(each: Quantity) -> dict[str, Any]:

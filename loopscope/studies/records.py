@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ from torch import Tensor
 import loopscope
 from loopscope.bounds import shown
 from loopscope.errors import InputError, nearest
-from loopscope.quantity import Quantity
-from loopscope.quantity import Table as Quantities
-from loopscope.stats import Estimate
 from loopscope.store.artefacts import BACKBONE
 from loopscope.store.files import damaged
 from loopscope.store.manifest import MANIFEST
@@ -62,34 +59,6 @@ Those of a raw record are counts or whatever else its experiment makes of answer
 def percent(share: float) -> str:
     """A share as it is told: per cent with one decimal, and never -0.0."""
     return f"{round(100 * share, 1) + 0.0:.1f}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One number: a share of `n` instances with its interval, beside the published one (both in [0, 1])."""
-
-    name: str
-    estimate: Estimate
-    n: int
-    paper: float | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that belong together; `note` says what was counted and what was resampled."""
-
-    title: str
-    rows: list[Row]
-    note: str = ""
-
-    def under(self, name: str) -> Table:
-        """The same, with the name of a backbone before its title."""
-        return replace(self, title=f"{name}: {self.title}")
-
-
-# until no code uses rows by name
-AnyRow = Row | Quantity
-AnyTable = Table | Quantities
 
 
 @dataclass(frozen=True)

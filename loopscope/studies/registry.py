@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from loopscope.errors import InputError, nearest
-from loopscope.studies import parts
+from loopscope.studies import STUDIES, part, parts
 from loopscope.studies.experiment import Cohort, Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -17,6 +17,11 @@ COHORTS: Mapping[str, Cohort] = {
     each.name: each for part in parts("experiments") for each in getattr(part, "COHORTS", ())
 }
 """Every cohort of backbones by name."""
+
+STUDY_OF: Mapping[str, str] = {
+    each.name: study for study in STUDIES for each in getattr(part(study, "experiments"), "EXPERIMENTS", ())
+}
+"""The study of every experiment."""
 
 
 def chosen(names: Iterable[str]) -> list[Experiment]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from loopscope.quantity import Coordinate, Quantity, every
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.records import AnyRow, Record, Table, percent
+from loopscope.studies.records import percent
 
 ROOT = Path(__file__).parent.parent.parent
 README, FINDINGS = "README.md", "docs/findings.md"
@@ -49,7 +49,7 @@ def pattern(sentence: str) -> re.Pattern[str]:
 class Said:
     """A quantity as pages tell it."""
 
-    row: AnyRow
+    row: Quantity
 
     @property
     def p(self) -> str:
@@ -79,18 +79,18 @@ class Said:
     @property
     def paper(self) -> str:
         """The published share, in per cent."""
-        assert self.row.paper is not None, self.row.name
-        return percent(self.row.paper)
+        assert self.row.published is not None, self.row.label
+        return percent(self.row.published)
 
     @property
     def paper_k(self) -> str:
         """The published count."""
-        assert self.row.paper is not None, self.row.name
-        return f"{round(self.row.paper * self.row.n):,}"
+        assert self.row.published is not None, self.row.label
+        return f"{round(self.row.published * self.row.n):,}"
 
 
 class Rows(dict[str, Said]):
-    """Quantities by their coordinates, or rows of tables by name."""
+    """Quantities by their coordinates."""
 
     @classmethod
     def at(cls, quantities: Iterable[Quantity], id: str, *names: str, **at: Coordinate) -> Rows:
@@ -99,16 +99,6 @@ class Rows(dict[str, Said]):
         named = cls({", ".join(str(each.at[name]) for name in names): Said(each) for each in found})
         assert len(named) == len(found) > 0, (id, names, at)
         return named
-
-    @classmethod
-    def of(cls, tables: Iterable[Table], title: str = "") -> Rows:
-        """Those of all tables whose titles begin so."""
-        return cls({row.name: Said(row) for table in tables if table.title.startswith(title) for row in table.rows})
-
-    @classmethod
-    def in_record(cls, evidence: Evidence, record: Record, title: str = "") -> Rows:
-        """Those of a record."""
-        return cls.of(evidence.tables(record), title)
 
     def value(self, name: str) -> float:
         """The share itself."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from loopscope.quantity import Table
 from loopscope.studies.experiment import Cohort, Experiment, Profile
 from loopscope.studies.graph_walk import (
     composition,
     continuation,
+    continuation_curves,
     crossing,
     independent,
     lasting,
@@ -21,7 +23,7 @@ from loopscope.studies.graph_walk import (
     trajectories,
 )
 from loopscope.studies.graph_walk.selection import Role, Selection, select
-from loopscope.studies.records import Predictions, Record
+from loopscope.studies.records import Predictions, Record, apart
 from loopscope.studies.subject import Subject
 
 TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, INDEPENDENT, CROSSING, SWITCHING, MATCHED = (
@@ -139,6 +141,18 @@ def _measure_continuation(subject: Subject, graphs: int | None = None) -> Predic
     }  # fmt: skip
 
 
+def _matched_together(records: Mapping[str, Record]) -> list[Table]:
+    return matched.tables(*apart(records))
+
+
+def _continued_together(records: Mapping[str, Record]) -> list[Table]:
+    found: list[Table] = []
+    for where in (continuation.BROAD, continuation.WITHHELD):
+        there = {name: record for name, record in records.items() if where in record.predictions}
+        found += continuation_curves.tables(*apart(there), where) if there else []
+    return found
+
+
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         TRAJECTORIES, "What does each loop read out when nothing is done to it?", ("mechanism", "walkers"),
@@ -179,7 +193,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         MATCHED, "Does supervision decide what the same map can reach?", ("matched", "matched-long"),
-        matched.measure, _everywhere, None, notes=learning.notes,
+        matched.measure, _everywhere, None, together=_matched_together, notes=learning.notes,
         layout=layouts.of_matched,
     ),
     Experiment(
@@ -191,7 +205,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         CONTINUATION, "How far do maps that were trained through sixteen calls lead?", ("eight",),
-        _measure_continuation, _continuation, ("continue16",), raw=True,
+        _measure_continuation, _continuation, ("continue16",), together=_continued_together, raw=True,
         layout=layouts.of_continuation,
     ),
     Experiment(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from loopscope.maps import AffineMap
+from loopscope.quantity import Table
 from loopscope.studies.experiment import Cohort, Experiment, Pieces, Profile
 from loopscope.studies.graph_walk.selection import Role
-from loopscope.studies.parity import counts, exact, layouts, lengths
-from loopscope.studies.records import Predictions
+from loopscope.studies.parity import counts, exact, layouts, lengths, timing
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject
 
 PARITY, PARITY_EXACT = "parity", "parity-fp32"
@@ -54,10 +55,14 @@ def _staged(subject: Subject) -> AffineMap | None:
     return next(iter(subject.maps.get("parity-staged", [])), None)
 
 
+def _tables(found: Predictions, facts: Facts, paper: bool) -> list[Table]:
+    return timing.tables(found, int(facts.name.rpartition("-")[2]))
+
+
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         PARITY, "Does J improve parity beyond the trained lengths, or its timing?", ("parity",),
-        _measure_parity, _parity, ("parity-staged",), raw=True,
+        _measure_parity, _parity, ("parity-staged",), _tables, raw=True,
         pieces=Pieces(counts.pieces, counts.whole), lead=lengths.gains_most,
         layout=layouts.of_parity,
     ),

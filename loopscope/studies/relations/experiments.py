@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from loopscope.quantity import Table
 from loopscope.studies.experiment import Cohort, Experiment, Profile
 from loopscope.studies.graph_walk.selection import Role
-from loopscope.studies.records import Predictions
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.relations import chains, layouts
 from loopscope.studies.relations.recipes import relations_curriculum
 from loopscope.studies.subject import Subject
@@ -41,10 +42,14 @@ def _measure_chains(subject: Subject, **queries: Any) -> Predictions:
     return chains.measure(subject.model, fits, **queries)
 
 
+def _tables(found: Predictions, facts: Facts, paper: bool) -> list[Table]:
+    return chains.tables(found, paper=True)
+
+
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         CHAINS, "Does J let chains of relations grow beyond the trained length?", ("relations",),
-        _measure_chains, _chains, ("relations-curriculum",), raw=True,
+        _measure_chains, _chains, ("relations-curriculum",), _tables, raw=True,
         layout=layouts.of_chains,
     ),
 )  # fmt: skip

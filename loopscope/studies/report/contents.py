@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from loopscope.errors import InputError, nearest
+from loopscope.quantity import Quantity, Table
 from loopscope.studies import records
-from loopscope.studies.records import AnyRow, AnyTable, Table
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
 VERDICTS = (HOLDS, FAILS, NOT_RUN)
@@ -66,7 +66,7 @@ class Grid:
 
     title: str
     columns: Sequence[str]
-    lines: Mapping[str, Mapping[str, AnyRow]]
+    lines: Mapping[str, Mapping[str, Quantity]]
     note: str = ""
     head: str = "backbone"
 
@@ -82,7 +82,7 @@ class Listing:
     head: str = "backbone"
 
 
-Tabled = AnyTable | Grid | Listing
+Tabled = Table | Grid | Listing
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,6 @@ class Report:
                     raise InputError(
                         f"section {section.anchor}: no claim {claim!r} in the ledger{nearest(claim, known)}"
                     )
-
-
-def titled(tables: Iterable[Table], beginning: str) -> list[Table]:
-    """The tables whose titles begin so."""
-    return [table for table in tables if table.title.startswith(beginning)]
 
 
 def percent(share: float) -> str:

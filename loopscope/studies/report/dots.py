@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loopscope.quantity import Table
 from loopscope.stats import Estimate
-from loopscope.studies.records import AnyTable
 from loopscope.studies.report.contents import Figure, percent
 from loopscope.studies.report.drawing import (
     BLUE,
@@ -40,14 +40,14 @@ class Spot:
     paper: float | None = None
 
 
-def rates(name: str, title: str, caption: str, tables: Sequence[AnyTable]) -> Figure:
+def rates(name: str, title: str, caption: str, tables: Sequence[Table]) -> Figure:
     """Every row of the tables as a dot; several tables have their titles above their rows."""
     groups = [
-        (table.title, [Spot(row.name, {OURS: row.estimate}, row.paper) for row in table.rows]) for table in tables
+        (table.title, [Spot(row.label, {OURS: row.estimate}, row.published) for row in table.rows]) for table in tables
     ]
     words = [
-        f"{row.name}: {percent(row.estimate.value)} %"
-        + ("" if row.paper is None else f" (paper {percent(row.paper)})")
+        f"{row.label}: {percent(row.estimate.value)} %"
+        + ("" if row.published is None else f" (paper {percent(row.published)})")
         for table in tables
         for row in table.rows
     ]  # fmt: skip

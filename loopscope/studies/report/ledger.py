@@ -45,11 +45,11 @@ def interval(verdict: Verdict) -> str:
 def control(each: Control) -> str:
     """A failed control: what it gives, beside the paper's."""
     row = each.row
-    paper = "" if row.paper is None else f" (paper {_times(row.paper, row.n)})"
+    paper = "" if row.published is None else f" (paper {_times(row.published, row.n)})"
     count = _times(row.estimate.value, row.n)
     if each.keeps:
-        return f"control fails: the same at {row.name} leaves {count}{paper}"
-    return f"control fails: {row.name} gives {each.gives} in {count}{paper}"
+        return f"control fails: the same at {row.label} leaves {count}{paper}"
+    return f"control fails: {row.label} gives {each.gives} in {count}{paper}"
 
 
 def _times(share: float, n: int) -> str:

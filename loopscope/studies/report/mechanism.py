@@ -128,7 +128,7 @@ def _switch_tables(evidence: Evidence, record: Record) -> list[Table]:
     found = []
     for table in evidence.tables(record):
         first = table.rows[0].at
-        target = BETWEEN_MAPS.get((first["giver"], first["receiver"]))
+        target = BETWEEN_MAPS.get((str(first["giver"]), str(first["receiver"])))
         if table.id == "switching.direction" and target is not None:
             rows = [row for row in table.rows if row.at.get("answer", target) == target and "fit" not in row.at]
             found.append(replace(table, rows=rows))

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from loopscope.quantity import Quantity
 from loopscope.stats import Estimate
-from loopscope.studies.records import AnyRow
 from loopscope.studies.report.contents import FAILS, HOLDS, NOT_RUN, Cost, Grid, LedgerRow, Listing, Tabled, percent
 
 SIGNS = {HOLDS: "\N{CHECK MARK}", FAILS: "\N{BALLOT X}", NOT_RUN: "\N{EN DASH}"}
@@ -41,19 +41,19 @@ def numbers(table: Tabled, number: int) -> str:
         return _grid(table, number)
     if isinstance(table, Listing):
         return _listing(table, number)
-    compared = any(row.paper is not None for row in table.rows)
+    compared = any(row.published is not None for row in table.rows)
 
-    def line(row: AnyRow) -> str:
+    def line(row: Quantity) -> str:
         ours = _estimate(row.estimate)
-        paper = [_cell("" if row.paper is None else percent(row.paper), number=True)] if compared else []
-        return _row(_name(words(row.name)), _cell(ours, number=True), *paper, _cell(f"{row.n:,}", number=True))
+        paper = [_cell("" if row.published is None else percent(row.published), number=True)] if compared else []
+        return _row(_name(words(row.label)), _cell(ours, number=True), *paper, _cell(f"{row.n:,}", number=True))
 
     head = [("condition", False), ("ours, %", True), *([("paper, %", True)] if compared else []), ("n", True)]
     return _boxed("numbers", number, table.title, head, _body(map(line, table.rows)), table.note)
 
 
 def _grid(table: Grid, number: int) -> str:
-    def line(name: str, rows: Mapping[str, AnyRow]) -> str:
+    def line(name: str, rows: Mapping[str, Quantity]) -> str:
         cells = (_estimate(rows[column].estimate) if column in rows else "" for column in table.columns)
         return _row(_name(words(name)), *(_cell(cell, number=True) for cell in cells))
 
