@@ -89,7 +89,7 @@ def test_quantities_as_parquet(capsys: pytest.CaptureFixture[str], results: Path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
+        (["leters"], "no study 'leters'; there are graph_walk, parity, relations, letters, antonyms, iterations"),
             ["leters"],
             "no study 'leters'; there are graph_walk, parity, relations, letters, antonyms, iterations, selecting",
         ),
