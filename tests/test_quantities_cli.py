@@ -90,9 +90,6 @@ def test_quantities_as_parquet(capsys: pytest.CaptureFixture[str], results: Path
     ("arguments", "says"),
     [
         (["leters"], "no study 'leters'; there are graph_walk, parity, relations, letters, antonyms, iterations"),
-            ["leters"],
-            "no study 'leters'; there are graph_walk, parity, relations, letters, antonyms, iterations, selecting",
-        ),
         (["--out", "x.txt"], "quantities are written as .csv or .parquet, not to x.txt"),
         (["--out", "none/x.csv"], "there is no folder"),
         (["--out", "x.csv", "--json"], "--out and --json are two ways"),

@@ -17,9 +17,9 @@ from loopscope.store.artefacts import BACKBONE, MAP, load_backbone, name_of
 from loopscope.store.store import Store
 from loopscope.store.zoo import find, open_zoo
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.graph_walk import selecting
-from loopscope.studies.graph_walk.experiments import SELECTING
-from loopscope.studies.graph_walk.selecting import (
+from loopscope.studies.selecting import hops as selecting
+from loopscope.studies.selecting.experiments import SELECTING
+from loopscope.studies.selecting.hops import (
     DECIDING,
     Counted,
     ahead,
@@ -29,7 +29,7 @@ from loopscope.studies.graph_walk.selecting import (
     returns,
     tables,
 )
-from loopscope.studies.graph_walk.selecting_judge import native_hops, select_moving, select_native
+from loopscope.studies.selecting.judges import native_hops, select_moving, select_native
 from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.graph_walk.trajectories import Trajectory
 from loopscope.studies.recipes import map_recipe

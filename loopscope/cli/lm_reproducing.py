@@ -11,9 +11,9 @@ from loopscope.cli.app import AsJson, print_json
 from loopscope.cli.lm import lm_app
 from loopscope.cli.lm_tests import check_batch, print_record, record_json
 from loopscope.cli.lm_tuning import Compiled, Text, at_work, print_tuning, tuning_json
-from loopscope.cli.options import Device, Ending, ModelFolder, SaveEvery, StoreFolder, ending_named
+from loopscope.cli.options import Device, Ending, ModelFolder, Results, SaveEvery, StoreFolder, ending_named
 from loopscope.cli.progress import Steps
-from loopscope.cli.reproducing import refuse_files, refuse_incomplete
+from loopscope.cli.reproducing import conclude, print_conclusion, refuse_files, refuse_incomplete
 from loopscope.cli.stores import store_to_be
 from loopscope.errors import InputError
 
@@ -44,11 +44,16 @@ def lm_reproduce(
     export: Annotated[
         Path | None, typer.Option(help="Also copy the records, maps and training histories of the store to this one.")
     ] = None,
+    report: Annotated[Path, typer.Option(help="Folder for the report page and its figures.")] = Path("report"),
+    results: Results = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model by a protocol, fit its map, test both.  The same command goes on after an interruption."""
+    """Train a model by a protocol, fit its map, test both, judge.  The same command goes on after an interruption."""
+    from loopscope.cli.ledger import as_json as in_json
     from loopscope.studies.language.protocols import Amount, Trained, carry_out, plan
     from loopscope.studies.language.protocols import export as export_all
+    from loopscope.studies.reading import read_results
+    from loopscope.studies.report.page import check_page
     from loopscope.training.lm.processes import several
 
     if several():
@@ -56,8 +61,10 @@ def lm_reproduce(
     check_batch(batch)
     asked = plan(protocol, scale, changes or (), Amount(cases, batch))
     ending = ending_named(boundary)
-    refuse_files(out, export)
+    check_page(report)
+    refuse_files(out, export, report)
     refuse_incomplete(store, export)
+    stored = read_results(results)
     target = store_to_be(store)
     outcomes: list[Trained | Record] = []
     with at_work(folder, text, device, save_every, compiled) as (sources, settings, shown):
@@ -73,8 +80,12 @@ def lm_reproduce(
                     print_tuning(*each) if isinstance(each, Trained) else print_record(each)
     if export is not None:
         export_all(target, store_to_be(export))
+    made = [each for each in outcomes if not isinstance(each, Trained)]
+    page, verdicts = conclude(stored, made, report, store, results)
     if as_json:
-        print_json({
+        return print_json({
             "stages": [tuning_json(*each) for each in outcomes if isinstance(each, Trained)],
-            "records": [record_json(each) for each in outcomes if not isinstance(each, Trained)],
+            "records": [record_json(each) for each in made],
+            "page": str(page), "claims": [in_json(each) for each in verdicts],
         })  # fmt: skip
+    print_conclusion(page, verdicts)

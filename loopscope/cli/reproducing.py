@@ -107,7 +107,6 @@ def reproduce(
 ) -> None:
     """Run the experiments, judge the claims, write the report page.  What the store already holds is not done again."""
     from loopscope.cli.ledger import as_json as in_json
-    from loopscope.cli.ledger import print_ledger
     from loopscope.store.store import Store
     from loopscope.store.zoo import zoo_folder
     from loopscope.studies.language.records import LANGUAGE
@@ -143,11 +142,37 @@ def reproduce(
     if export is not None:
         export_records(Store(store), Store(export))
     weights = zoo_folder(zoo) if profile == "quick" else None
-    page, verdicts = _page(_evidence(stored, fresh, results, store, weights), out, _other_bits(store, results))
+    page, verdicts = conclude(stored, fresh, out, store, results, weights)
     if as_json:
         costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
         return print_json({"page": str(page), "claims": [in_json(each) for each in verdicts], "measured": costs})
-    print_ledger(verdicts)
+    print_conclusion(page, verdicts)
+
+
+def conclude(
+    stored: list[Record], fresh: list[Record], out: Path, store: Path, results: Path | None, zoo: Path | None = None
+) -> tuple[Path, list[Verdict]]:
+    """Write the page of all records, and judge what was measured: the verdicts that rest on its experiments.
+
+    Records of language models that the store has from before count as stored ones do.
+    """
+    from loopscope.store.store import Store
+    from loopscope.studies.language.records import LANGUAGE
+    from loopscope.studies.reading import read
+
+    before = [each for each in read(Store(store)) if each.experiment in LANGUAGE]
+    evidence = _evidence([*stored, *before], fresh, results, store, zoo)
+    page, verdicts = _page(evidence, out, _other_bits(store, results))
+    measured = {record.experiment for record in fresh}
+    return page, [each for each in verdicts if each.claim.experiment in measured]
+
+
+def print_conclusion(page: Path, verdicts: Sequence[Verdict]) -> None:
+    """The verdicts in sentences, and where the page is."""
+    from loopscope.cli.ledger import print_ledger
+
+    if verdicts:
+        print_ledger(verdicts)
     say(f"The report: {page}")
 
 

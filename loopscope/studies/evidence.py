@@ -117,7 +117,7 @@ class Evidence:
         used = [record for record in self.records if record.experiment in experiments]
         parts = {
             "Recomputed now": [record for record in used if self.is_fresh(record)],
-            "From `results/`": [record for record in used if not self.is_fresh(record)],
+            "From stored records": [record for record in used if not self.is_fresh(record)],
             "Recomputed now in part, as a check": [each for each in self.in_part if each.experiment in experiments],
         }
         said = []

@@ -17,7 +17,6 @@ from loopscope.studies.graph_walk import (
     layouts,
     learning,
     matched,
-    selecting,
     switching,
     targets,
     trajectories,
@@ -29,7 +28,7 @@ from loopscope.studies.subject import Subject
 TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, INDEPENDENT, CROSSING, SWITCHING, MATCHED = (
     "trajectories", "targets", "two-calls", "eight-calls", "independent", "crossing", "switching", "matched"
 )  # fmt: skip
-LASTING, CONTINUATION, SELECTING = "lasting", "continuation", "selecting"
+LASTING, CONTINUATION = "lasting", "continuation"
 
 COHORTS: tuple[Cohort, ...] = (
     Cohort(
@@ -207,11 +206,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         CONTINUATION, "How far do maps that were trained through sixteen calls lead?", ("eight",),
         _measure_continuation, _continuation, ("continue16",), together=_continued_together, raw=True,
         layout=layouts.of_continuation,
-    ),
-    Experiment(
-        SELECTING, "Does J select what the backbone has learned, or does it create?", ("mechanism", "walkers"),
-        selecting.measure, _everywhere, selecting.TARGETS, selecting.tables, raw=True, apart=True,
-        layout=layouts.of_selecting,
     ),
 )  # fmt: skip
 

@@ -20,7 +20,6 @@ from loopscope.studies.graph_walk import (
     lasting,
     learning,
     matched,
-    selecting,
     switching,
     targets,
     trajectories,
@@ -44,8 +43,6 @@ from loopscope.studies.schema import (
 )
 from loopscope.studies.subject import instances
 from loopscope.tasks.populations import Rule
-from loopscope.training.cohort.hops import BUDGETS, HOPS
-from loopscope.training.cohort.hops import CONTROLS as HOP_CONTROLS
 
 
 def _nodes(names: Iterable[str], instances: int, nodes: int) -> dict[str, Kept]:
@@ -255,23 +252,4 @@ def of_continuation(record: Record) -> Layout:
             found |= {name: by_graph for name in (*strict, *(name + continuation.MOVED for name in maps))}
             found |= {name + continuation.ALONE: Kept((loops,), high=facts.nodes - 1) for name in maps}
         layout[where] = found
-    return layout
-
-
-def of_selecting(record: Record) -> Layout:
-    """Right answers and where wrong ones lie, for every number of hops and control."""
-    facts = record.facts
-    only(record.settings, ("where",), "settings")
-    where = word(record.settings, "where", selecting.WHERE)
-    graphs, layout = graphs_of(where, facts.nodes), dict[str, dict[str, Kept]]()
-    at = selecting.counted_walks(where, facts.depth, torch.device("cpu"))
-    most = at.kept.view(graphs, -1).sum(-1)
-    for budget in BUDGETS:
-        for target in (control.target(k, budget) for control in HOP_CONTROLS for k in HOPS):
-            if fits := facts.fits.get(target, 0):
-                found = layout.setdefault(selecting.place(where, budget), {})
-                found[f"{target} right"] = Kept((fits, graphs), high=most)
-                found[f"{target} answers"] = Kept((fits, len(HOPS) + 1), torch.int32, high=int(most.sum()))
-    if not layout:
-        raise MisfitError("a fit for some number of hops", shown(dict(facts.fits)))
     return layout

@@ -13,7 +13,6 @@ from loopscope.studies.graph_walk.experiments import (
     CROSSING,
     LASTING,
     MATCHED,
-    SELECTING,
     SWITCHING,
     TARGETS,
     TRAJECTORIES,
@@ -26,6 +25,7 @@ from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.relations.experiments import CHAINS
+from loopscope.studies.selecting.experiments import SELECTING
 from loopscope.studies.report.composing import ASKED, composition_section
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
 from loopscope.studies.report.extrapolation import chains_section, continuation_section

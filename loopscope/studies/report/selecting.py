@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from loopscope.quantity import Quantity, every
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.graph_walk import selecting
-from loopscope.studies.graph_walk.experiments import SELECTING
-from loopscope.studies.graph_walk.selecting import DECIDING, MOST_RANDOM, PREDICATE, TOLD, WHERE, Counted
-from loopscope.studies.graph_walk.selecting_judge import F_PERMUTED, F_TRAINED, difference, native_hops
+from loopscope.studies.selecting import hops as selecting
+from loopscope.studies.selecting.experiments import SELECTING
+from loopscope.studies.selecting.hops import DECIDING, MOST_RANDOM, PREDICATE, TOLD, WHERE, Counted
+from loopscope.studies.selecting.judges import F_PERMUTED, F_TRAINED, difference, native_hops
 from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent

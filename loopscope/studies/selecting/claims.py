@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loopscope.studies.claim import Claim
-from loopscope.studies.graph_walk.experiments import SELECTING
-from loopscope.studies.graph_walk.selecting import PREDICATE
-from loopscope.studies.graph_walk.selecting_judge import select_native
+from loopscope.studies.selecting.experiments import SELECTING
+from loopscope.studies.selecting.hops import PREDICATE
+from loopscope.studies.selecting.judges import select_native
 
 CLAIMS: tuple[Claim, ...] = ()
 
