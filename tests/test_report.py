@@ -345,7 +345,7 @@ def test_only_drawing_needs_matplotlib() -> None:
         "import loopscope.studies.report.page\n"
         "from loopscope.errors import InputError\n"
         "for name in ('figures', 'heat'):\n"
-        "    try: __import__(f'loopscope.report.{name}')\n"
+        "    try: __import__(f'loopscope.studies.report.{name}')\n"
         "    except InputError as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
