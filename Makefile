@@ -9,7 +9,7 @@ LOWEST := .venv-lowest
 FEW    := $(addprefix tests/test_,annotations.py cli.py execute.py lm_cli.py lm_text.py lowest.py maps.py ouro.py placement.py program.py \
             readouts.py report.py smollm2.py stacks.py stats.py store.py zoo.py)
 
-.PHONY: help setup reproduce test check check-slow check-lowest lint types clean
+.PHONY: help setup reproduce test check check-slow check-lowest lint types docs wheel clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -34,6 +34,16 @@ lint: setup      ## ruff: style and imports
 
 types: setup     ## mypy, strict
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs ## the pages as a site, out/site/index.html; a dead link is an error
+	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+wheel: setup     ## dist/*.whl, with a part of the zoo
+	$(BIN)/python -m hatchling build -t wheel
 
 check: lint types test  ## style, types and tests
 

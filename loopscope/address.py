@@ -78,6 +78,16 @@ class Site:
             )
         return site
 
+    @property
+    def order(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+        """What sites are sorted by: when they are computed, then heads and rows."""
+        return self.layer, COMPONENTS.index(self.component), self.heads or (), self.rows or ()
+
+    def overlaps(self, other: Site) -> bool:
+        """Whether two sites can share an entry."""
+        same = (self.layer, self.component) == (other.layer, other.component)
+        return same and _meet(self.heads, other.heads) and _meet(self.rows, other.rows)
+
     def resolve(self, *, layers: int, heads: int, rows: int) -> Site:
         """The same place with every head and row written out (rows counted from 0), checked against the model's sizes.
 
@@ -146,6 +156,13 @@ def grid(
     )
 
 
+def _meet(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
+    """Whether two choices of heads or rows can share one.  A row counted from the end may be any counted from 0."""
+    if a is None or b is None or (min(a) < 0 <= max(b)) or (min(b) < 0 <= max(a)):
+        return True
+    return not set(a).isdisjoint(b)
+
+
 def _clamp(value: int, low: int, high: int) -> int:
     return max(low, min(high, value))
 
@@ -155,8 +172,8 @@ def _check_numbers(name: str, numbers: tuple[int, ...] | None) -> None:
     if numbers is None:
         return
     if not isinstance(numbers, tuple) or len(numbers) > MOST_NAMED:
-        told = f"{len(numbers)} of them" if isinstance(numbers, tuple) else shown(numbers)
-        raise InputError(f"{name}[...] lists at most {MOST_NAMED} numbers, not {told}")
+        found = f"{len(numbers)} of them" if isinstance(numbers, tuple) else shown(numbers)
+        raise InputError(f"{name}[...] lists at most {MOST_NAMED} numbers, not {found}")
     for number in numbers:
         if not isinstance(number, int) or abs(number) > POSITIONS:
             raise InputError(f"{name}[{shown(number)}] is no place: {name}s have whole numbers of at most {POSITIONS}")

@@ -1,4 +1,4 @@
-"""How large anything may be that is told as a number: bounds that no real use meets.
+"""How large anything may be that somebody gives as a number or a text: bounds that no real use meets.
 
 A slip of the finger, or a file that lies, is refused in one line before it takes memory or time.
 """
@@ -27,6 +27,27 @@ POSITIONS = 2**31
 
 BATCH = 2**20
 """Questions at a time."""
+
+MOST_CALLS = LOOPS
+"""Calls that a program may have; a guard against a slip of the finger, not a limit of the model."""
+
+MOST_STEPS = 2 * MOST_CALLS
+"""Calls and maps that a program may have, without those of its sources (`Program.size` counts those, too)."""
+
+MOST_MAPS = 100
+"""Maps that may follow each other: the name of a state tells all since the last call."""
+
+MOST_PATCHES = 1000
+"""Patches in one call."""
+
+MOST_NESTED = 20
+"""How deep source programs may stand inside each other."""
+
+MOST_SIZE = 200_000
+"""Steps and patches of a program with those of its sources, written out."""
+
+MOST_TEXT = 2_000_000
+"""Characters of a program's text."""
 
 SHOWN = 200
 """Characters of what somebody wrote that stand in an error line."""

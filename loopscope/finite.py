@@ -23,17 +23,18 @@ def has_bad(tensor: Tensor) -> bool:
 
 
 class Watch:
-    """What was looked at on the way, in order."""
+    """Looks at tensors during a run and asks once, at its end, whether all of them were finite."""
 
     def __init__(self) -> None:
         self._places: list[tuple[object, ...]] = []
         self._norms: list[Float[Tensor, ""]] = []
 
     def see(self, tensor: Tensor, *place: object) -> None:
-        """Look at the tensor of a place, told in these words: its norm is not finite if anything in it is not.
+        """Look at a tensor; the words of `place` say where it stands.
 
-        Nor is it where a square is not: a layer's norm would divide by infinity there, and go on with zeros.  That of
-        half precision is formed in fp32, so that large tensors have one.
+        Its norm is taken: that is not finite if any entry is not.  Nor is it where a square is not; there a layer's
+        norm would divide by infinity and go on with zeros.  Norms of half precision are formed in fp32, which holds
+        those of large tensors.
         """
         kind = torch.float32 if tensor.dtype in HALVES else None
         self._places.append(place)

@@ -219,8 +219,8 @@ def saved_map_key(config: bytes, weights: str) -> str:
         raise ValueError("no JSON object")
     if settings.get("format") == 1:
         return _key(config, weights)
-    told = {name: value for name, value in settings.items() if name not in (SUMS, DIGEST)}
-    return _key(_as_text({**told, "format": 1}), weights)
+    described = {name: value for name, value in settings.items() if name not in (SUMS, DIGEST)}
+    return _key(_as_text({**described, "format": 1}), weights)
 
 
 def _key(config: bytes, weights: str) -> str:

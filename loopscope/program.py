@@ -26,30 +26,19 @@ from itertools import groupby
 from typing import TypeAlias
 
 from loopscope import bounds
-from loopscope.address import COMPONENTS, Address, Site
-from loopscope.bounds import cut, shown
+from loopscope.address import Address, Site
+from loopscope.bounds import (
+    MOST_CALLS,
+    MOST_MAPS,
+    MOST_NESTED,
+    MOST_PATCHES,
+    MOST_SIZE,
+    MOST_STEPS,
+    MOST_TEXT,
+    cut,
+    shown,
+)
 from loopscope.errors import InputError, nearest
-
-MOST_CALLS = bounds.LOOPS
-"""Calls that a program may have; a guard against a slip of the finger, not a limit of the model."""
-
-MOST_STEPS = 2 * MOST_CALLS
-"""Calls and maps that a program may have; without its sources' (`Program.size` counts those, too)."""
-
-MOST_MAPS = 100
-"""Maps that may follow each other: the name of a state tells all since the last call."""
-
-MOST_PATCHES = 1000
-"""Patches in one call."""
-
-MOST_NESTED = 20
-"""How deep source programs may stand inside each other."""
-
-MOST_SIZE = 200_000
-"""Steps and patches of a program with those of its sources, written out."""
-
-MOST_TEXT = 2_000_000
-"""Characters of a program's text."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -124,28 +113,11 @@ def _in_order(patches: tuple[Patch, ...]) -> tuple[Patch, ...]:
     ordered: list[Patch] = []
     for patch in patches:
         # Behind the last patch it overlaps; from there on, in front of the first that ranks after it.
-        at = 1 + max((i for i, other in enumerate(ordered) if _overlap(other.site, patch.site)), default=-1)
-        while at < len(ordered) and _rank(ordered[at].site) < _rank(patch.site):
+        at = 1 + max((i for i, other in enumerate(ordered) if other.site.overlaps(patch.site)), default=-1)
+        while at < len(ordered) and ordered[at].site.order < patch.site.order:
             at += 1
         ordered.insert(at, patch)
     return tuple(ordered)
-
-
-def _rank(site: Site) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    return site.layer, COMPONENTS.index(site.component), site.heads or (), site.rows or ()
-
-
-def _overlap(one: Site, two: Site) -> bool:
-    """Whether two sites can share an entry."""
-    same = (one.layer, one.component) == (two.layer, two.component)
-    return same and _meet(one.heads, two.heads) and _meet(one.rows, two.rows)
-
-
-def _meet(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
-    """Whether two choices of heads or rows can share one.  A row counted from the end may be any counted from 0."""
-    if a is None or b is None or (min(a) < 0 <= max(b)) or (min(b) < 0 <= max(a)):
-        return True
-    return not set(a).isdisjoint(b)
 
 
 @dataclass(frozen=True)

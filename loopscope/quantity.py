@@ -15,6 +15,7 @@ from loopscope.errors import InputError, nearest
 from loopscope.stats import Estimate
 
 Coordinate = str | int
+At = Mapping[str, Coordinate]
 ID = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 
 
@@ -33,7 +34,7 @@ class Quantity:
     estimate: Estimate
     n: int
     published: float | None = None
-    at: Mapping[str, Coordinate] = field(default_factory=dict)
+    at: At = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """InputError for an id of other characters."""
@@ -52,7 +53,7 @@ class Quantity:
         """The published value, as rows have it."""
         return self.published
 
-    def fits(self, id: str, at: Mapping[str, Coordinate]) -> bool:
+    def fits(self, id: str, at: At) -> bool:
         """Whether it has this id and all of these coordinates."""
         return self.id == id and at.items() <= self.at.items()
 

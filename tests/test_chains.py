@@ -13,8 +13,8 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.maps import Dense
 from loopscope.model import LoopedTransformer, relations_config
+from loopscope.quantity import Quantity, Table
 from loopscope.stats import wilson
-from loopscope.studies.records import Row, Table
 from loopscope.studies.relations import chains
 from loopscope.studies.relations.chains import COUNTS, FINAL, GROWN, NATIVE
 from loopscope.tasks import relations
@@ -143,9 +143,9 @@ def drawn(shares: Sequence[float], queries: int = 1024, seed: int = 0) -> Tensor
 REFERENCE = planted(first(COUNTS[NATIVE]), [torch.stack([first(COUNTS[GROWN]), first(COUNTS[FINAL])])])
 
 
-def table(tables: Sequence[Table], title: str) -> dict[str, Row]:
+def table(tables: Sequence[Table], title: str) -> dict[str, Quantity]:
     (found,) = (each for each in tables if each.title.startswith(title))
-    return {row.name: row for row in found.rows}
+    return {row.label: row for row in found.rows}
 
 
 def test_published_counts_give_the_published_table() -> None:
@@ -159,7 +159,7 @@ def test_published_counts_give_the_published_table() -> None:
     }  # fmt: skip
     assert [rows[f"{name}, J"].n for name in chains.RANGES] == [3072, 13312, 8192, 8192]
     for name, row in rows.items():
-        assert row.paper == (None if "minus" in name else pytest.approx(row.estimate.value, abs=1e-12))
+        assert row.published == (None if "minus" in name else pytest.approx(row.estimate.value, abs=1e-12))
         assert row.estimate.low <= row.estimate.value <= row.estimate.high
         assert (row.estimate.n, row.estimate.unit, row.estimate.draws) == (1024, "query", 5000)
     gain = rows["4-16, J minus F only"].estimate
@@ -170,9 +170,11 @@ def test_one_map_at_one_length_has_wilsons_interval() -> None:
     tables = chains.tables(REFERENCE, paper=True)
     for condition, counts in COUNTS.items():
         (found,) = (each for each in tables if each.title == f"Right answers by length, {condition}")
-        assert [row.name for row in found.rows] == [f"length {n}" for n in range(1, 33)]
+        assert [row.label for row in found.rows] == [f"length {n}" for n in range(1, 33)]
         for row, count in zip(found.rows, counts, strict=True):
-            assert row == Row(row.name, wilson(count, 1024, unit="query"), 1024, count / 1024)
+            at = {"condition": condition, "length": int(row.label.removeprefix("length "))}
+            expected = wilson(count, 1024, unit="query")
+            assert row == Quantity("chains.length", row.label, expected, 1024, count / 1024, at)
     final = next(each for each in tables if each.title == "Right answers by length, J").rows
     assert [f"{100 * final[n - 1].estimate.value:.2f}" for n in (17, 18, 19)] == ["99.61", "97.75", "85.74"]
 
@@ -180,15 +182,15 @@ def test_one_map_at_one_length_has_wilsons_interval() -> None:
 def test_claims_of_the_published_counts() -> None:
     native, steered = chains.claim_inside(REFERENCE)
     assert (round(native.estimate.value, 4), round(steered.estimate.value, 4)) == (0.0253, 0.9992)
-    assert native.paper == pytest.approx(native.estimate.value)
+    assert native.published == pytest.approx(native.estimate.value)
     near, decline, far = chains.claim_beyond(REFERENCE)
     assert (round(near.estimate.value, 4), round(far.estimate.value, 4)) == (0.4287, 0.0165)
     assert decline.estimate.value == pytest.approx(steered.estimate.value - near.estimate.value)
-    assert decline.paper == pytest.approx(decline.estimate.value)
+    assert decline.published == pytest.approx(decline.estimate.value)
     assert 0.5 < decline.estimate.low < decline.estimate.high < 0.65
 
 
-def half_width(row: Row) -> float:
+def half_width(row: Quantity) -> float:
     return (row.estimate.high - row.estimate.low) / 2
 
 
@@ -263,7 +265,7 @@ def test_checks_of_the_continuation_and_their_spread() -> None:
     assert (estimate.n, estimate.unit) == (3, "check, lowest to highest")
     assert rows["17-24, fit 2"].estimate.value == pytest.approx(0.25 / 4)
     assert rows["17-24, fit 2"].n == 4 * 1024
-    last_two = {row.name: row.estimate for row in chains.by_check(seen, last=2).rows}["length 20, fit 2"]
+    last_two = {row.label: row.estimate for row in chains.by_check(seen, last=2).rows}["length 20, fit 2"]
     assert (last_two.n, last_two.low, last_two.high) == (2, 0.25, 0.375)
 
 
@@ -277,7 +279,7 @@ def test_a_reduced_record_says_so_and_leaves_out_what_was_not_measured() -> None
     ]  # fmt: skip
     rows = table(tables, "Right answers by length, J")
     assert rows["length 12"].estimate == wilson(48, 64, unit="query")
-    assert [row.paper for row in rows.values()] == [1.0, 1023 / 1024, 1023 / 1024, None]
+    assert [row.published for row in rows.values()] == [1.0, 1023 / 1024, 1023 / 1024, None]
     assert all("64 queries cut to each of 4 lengths, 2 to 40" in each.note for each in tables)
     assert [each.title for each in tables if each.title.startswith("Spread")] == [
         "Spread over fits, right answers with the last map"

@@ -60,6 +60,21 @@ def test_maps_show(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert loopscope(capsys, "maps", "show", "J")[0] == 0
 
 
+def test_backbones_of_the_zoo_are_models_that_programs_are_priced_for(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zoo = Store(here / "zoo")
+    put_fit(zoo, put_backbone(zoo, seed=3))
+    monkeypatch.setenv("LOOPSCOPE_ZOO", "zoo")
+    assert loopscope(capsys, "plan", "F6 F[layer[2].z<-(F6 F)]", "--model", "d8l6-3")[0] == 0
+    code, _, err = loopscope(capsys, "plan", "F6", "--model", "d8l6-4")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "neither a file, a backbone of the zoo nor one of graph-walk, parity, relations (nearest: d8l6-3)" in err
+    assert loopscope(capsys, "maps", "show", "one-1@d8l6-3")[0] == 0
+    code, _, err = loopscope(capsys, "maps", "show", "one-1@d8l6-4")
+    assert (code, "one-1@d8l6-4 is no saved map" in err) == (2, True)
+
+
 def test_store_commands(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     store = Store(here / "store")
     for rank in (1, 2):

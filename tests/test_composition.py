@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.quantity import Quantity, Table, every, of_tables, one
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import composition
 from loopscope.studies.graph_walk.composition import (
     CALLS,
+    CONDITIONS,
     CONTROLS,
     COPY,
     EVERY,
@@ -30,12 +32,11 @@ from loopscope.studies.graph_walk.composition import (
     TWO_CALLS,
     WITHOUT,
     Answers,
+    above_copying,
+    at_call,
     beginnings,
-    claim_decay,
-    claim_one_one,
-    claim_order,
-    curves,
     hops,
+    landed,
     long_strings,
     measure_long,
     measure_two,
@@ -45,7 +46,7 @@ from loopscope.studies.graph_walk.composition import (
     tables_long,
     tables_two,
 )
-from loopscope.studies.records import Facts, Row, Table, pack
+from loopscope.studies.records import Facts, pack
 from loopscope.studies.subject import Subject, Walks, instances, load_subject, walks
 from tests.planted.composition import CPU, perfect, planted
 
@@ -61,13 +62,13 @@ def subject() -> Subject:
     return replace(tiny, maps={"one": tiny.maps["one"], "two": tiny.maps["stay"]})
 
 
-def values(rows: list[Row]) -> list[float]:
+def values(rows: list[Quantity]) -> list[float]:
     return [row.estimate.value for row in rows]
 
 
-def rows_of(tables: list[Table]) -> dict[tuple[str, str], Row]:
+def rows_of(tables: list[Table]) -> dict[tuple[str, str], Quantity]:
     """Rows by title, without the population, and name; no two may share both."""
-    found = {(table.title.split(" (s")[0].split(" (i")[0], row.name): row for table in tables for row in table.rows}
+    found = {(table.title.split(" (s")[0].split(" (i")[0], row.label): row for table in tables for row in table.rows}
     assert len(found) == sum(len(table.rows) for table in tables)
     return found
 
@@ -161,10 +162,15 @@ def returned(at: Walks, steps: Callable[[str], int], strings: tuple[str, ...], c
     return float(back[:, at.kept].double().mean())
 
 
+def curves(answers: Answers, kind: str) -> dict[str, list[Quantity]]:
+    """Accuracy at calls 1 to 8 by condition."""
+    return {each: [at_call(answers, kind, each, call) for call in range(1, 1 + CALLS)] for each in CONDITIONS}
+
+
 @pytest.mark.parametrize("kind", ["one", "two", "mixed"])
 def test_a_perfect_walker_scores_what_cycles_say(kind: str) -> None:
     answers = Answers.of(planted("tiny-test", TINY, 72), TINY, "tiny-test")
-    found = curves(answers, kind, {})
+    found = curves(answers, kind)
     strings, at = long_strings()[kind], answers.at
     assert 0 < int(at.kept.sum()) < 432
     assert values(found[EVERY]) == values(found[SO_FAR]) == [1] * CALLS
@@ -185,7 +191,7 @@ def test_fits_are_averaged_and_one_mistake_ends_the_prefix() -> None:
         return at.ahead(hops(string) + 1) if fit == 2 and len(string) == 2 else perfect(string, fit, at)
 
     answers = Answers.of(planted("tiny-test", TINY, FEW, walker), TINY, "tiny-test")
-    found = curves(answers, "one", {})
+    found = curves(answers, "one")
     assert values(found[EVERY]) == [1, 0.5, 1, 1, 1, 1, 1, 1]
     assert values(found[SO_FAR]) == [1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     assert {row.n for rows in found.values() for row in rows} == {int(answers.at.kept.sum())}
@@ -231,8 +237,10 @@ def test_two_calls_of_a_walker_that_depends_on_order() -> None:
     }  # fmt: skip
     assert (ends["two-one: u"], ends["two-one: f^3(u)"]) == pytest.approx((odd, 1 - odd))
     assert sum(ends.values()) == pytest.approx(9)
-    published = {key: row.paper for key, row in rows.items() if row.paper is not None and key[0] != after}
-    beside = {name: row.paper for (title, name), row in rows.items() if row.paper is not None and title == after}
+    published = {key: row.published for key, row in rows.items() if row.published is not None and key[0] != after}
+    beside = {
+        name: row.published for (title, name), row in rows.items() if row.published is not None and title == after
+    }
     assert beside == {
         "one-none: f^2(u)": 0.483, "one-none: f^3(u)": 0.0134, "one-one: f^2(u)": 0.9364, "one-two: f^3(u)": 0.6528,
         "two-none: f^3(u)": 0.6377, "two-none: f^4(u)": 0.1627, "two-one: f^3(u)": 0.745, "two-two: f^4(u)": 0.6812,
@@ -244,7 +252,7 @@ def test_two_calls_of_a_walker_that_depends_on_order() -> None:
         ("Two calls", "two-two"): 0.6812,
         (second, "one-none, asked for one-one"): 0.483,
     }
-    assert all(row.paper is None for table in tables_two(found, MAIN) for row in table.rows)
+    assert all(row.published is None for table in tables_two(found, MAIN) for row in table.rows)
 
 
 def test_answers_that_lead_nowhere_are_others() -> None:
@@ -253,12 +261,12 @@ def test_answers_that_lead_nowhere_are_others() -> None:
     def walker(string: str, fit: int, at: Walks) -> Tensor:
         return at.ahead(5)
 
-    landed = composition.landings(planted(ORIGINAL, MAIN, 16, walker), MAIN, ORIGINAL)
+    rows = landed(Answers.of(planted(ORIGINAL, MAIN, 16, walker), MAIN, ORIGINAL), ORIGINAL)
     at = instances(ORIGINAL, 8, CPU, "five")
     back = float((at.ahead(5) == at.current)[:160][at.kept[:160]].double().mean())
     assert 0 < back < 1
-    for rows in landed.values():
-        shares = {node: row.estimate.value for node, row in rows.items()}
+    for string in TWO_CALLS:
+        shares = {row.at["answer"]: row.estimate.value for row in every(rows, "compose.landed", string=string)}
         assert shares == pytest.approx({"u": back, "f(u)": 0, "f^2(u)": 0, "f^3(u)": 0, "f^4(u)": 0, "other": 1 - back})
 
 
@@ -269,12 +277,13 @@ def test_order_is_a_paired_difference() -> None:
         return at.current.where(at.clusters % 2 == 1, perfect(string, fit, at))
 
     found = planted(ORIGINAL, MAIN, 16, walker)
-    order = claim_order(found, MAIN).estimate
+    made = list(of_tables(tables_two(found, MAIN, paper=True)))
+    order = one(made, "compose.order").estimate
     assert (order.value, order.low, order.high) == (0, 0, 0)
-    alone, gain = claim_one_one(found, MAIN)
+    alone, gain = (one(made, id, string="11") for id in ("compose.two", "compose.second_gain"))
     assert alone.estimate.low < alone.estimate.value < alone.estimate.high
     assert gain.estimate == alone.estimate
-    assert alone.paper == 0.9364
+    assert alone.published == 0.9364
 
 
 def test_decay_of_a_walker_that_stops_after_three_calls() -> None:
@@ -283,22 +292,23 @@ def test_decay_of_a_walker_that_stops_after_three_calls() -> None:
     def walker(string: str, fit: int, at: Walks) -> Tensor:
         return perfect(string, fit, at) if len(string) < 4 else at.current
 
-    fourth, above = claim_decay(planted(INDEPENDENT, MAIN, 16, walker), MAIN)
-    assert fourth.estimate.value == 0
+    found = planted(INDEPENDENT, MAIN, 16, walker)
+    assert at_call(Answers.of(found, MAIN, INDEPENDENT), "one", EVERY, 4).estimate.value == 0
+    above = above_copying(found, MAIN)
     assert (above.estimate.value, above.estimate.low, above.estimate.high) == pytest.approx((0, 0, 0), abs=1e-12)
-    _, above = claim_decay(planted(INDEPENDENT, MAIN, 16), MAIN)
+    above = above_copying(planted(INDEPENDENT, MAIN, 16), MAIN)
     assert above.estimate.value > 0.5
 
 
 def test_published_numbers_of_long_strings_stand_beside_their_rows() -> None:
     rows = rows_of(tables_long(planted(INDEPENDENT, MAIN, 16), MAIN, paper=True))
-    published = {key: row.paper for key, row in rows.items() if row.paper is not None}
+    published = {key: row.published for key, row in rows.items() if row.published is not None}
     assert len(published) == 2 + 2 + 6 * 3 + 4
     assert published["Eight calls, mixed", "current map left out, call 2"] == 0.3293
     assert published["Eight calls, one", "every map, call 3"] == 0.563
     original = rows_of(tables_long(planted(ORIGINAL, MAIN, 16), MAIN, paper=True))
-    assert len([row for row in original.values() if row.paper is not None]) == 3 * CALLS + 4 + 1
-    assert original["Eight calls, mixed", "every map, call 8"].paper == 0.1011
+    assert len([row for row in original.values() if row.published is not None]) == 3 * CALLS + 4 + 1
+    assert original["Eight calls, mixed", "every map, call 8"].published == 0.1011
 
 
 @pytest.mark.parametrize(("where", "n"), [(ORIGINAL, 3200), (INDEPENDENT, 3175)])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.quantity import Quantity
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import continuation
 from loopscope.studies.graph_walk.continuation import BROAD, WITHHELD, measure_broad, measure_strict
@@ -24,7 +25,7 @@ from loopscope.studies.graph_walk.continuation_curves import (
     strict_curves,
     tables,
 )
-from loopscope.studies.records import Facts, Predictions, Row, pack, unpack
+from loopscope.studies.records import Facts, Predictions, pack, unpack
 from loopscope.studies.subject import Subject, instances, load_subject
 from loopscope.tasks.graph_walk import all_starts, cycle_lengths, is_ring, walk
 from loopscope.tasks.populations import population
@@ -184,11 +185,11 @@ def cohort(where: str, *walks: Sequence[int], **settings: Any) -> tuple[dict[str
     return found, {name: facts_of(name) for name in names}
 
 
-def rows_of(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str) -> dict[str, Row]:
+def rows_of(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str) -> dict[str, Quantity]:
     made = tables(found, facts, where, paper=True)
     rows = [row for table in made for row in table.rows]
-    assert len({row.name for row in rows}) == len(rows)
-    return {row.name: row for row in rows}
+    assert len({row.label for row in rows}) == len(rows)
+    return {row.label: row for row in rows}
 
 
 def test_a_walker_that_stops_falls_to_the_hold_baseline() -> None:
@@ -202,7 +203,7 @@ def test_a_walker_that_stops_falls_to_the_hold_baseline() -> None:
             expected = 0.125 if group == "single cycles" else base[first - 1 : last].mean()
             assert [row.estimate.value for row in values] == pytest.approx([expected] * 3)
     row = rows["all graphs, J F, loops 17-40"]
-    assert (row.n, row.paper, row.estimate.unit, row.estimate.draws) == (64 * 8 * 24, 0.3837, "backbone", 10_000)
+    assert (row.n, row.published, row.estimate.unit, row.estimate.draws) == (64 * 8 * 24, 0.3837, "backbone", 10_000)
     for length in range(1, 9):
         hits = sum((t - 8) % length == 0 for t in range(17, 33)) / 16
         assert rows[f"cycle of {length}, J F, loops 17-32"].estimate.value == pytest.approx(hits)
@@ -234,13 +235,13 @@ def test_the_published_backbones_give_the_published_means() -> None:
     rows = rows_of(found, facts, BROAD)
     for loops, column in (("9-16", 0), ("17-32", 1), ("17-40", 2)):
         row = rows[f"all graphs, J F, loops {loops}"]
-        assert row.estimate.value == pytest.approx(row.paper, abs=1e-4)
+        assert row.estimate.value == pytest.approx(row.published, abs=1e-4)
         values = np.array([each[column] for each in PUBLISHED.values()])
         draws = values[np.random.default_rng(5).integers(12, size=(20_000, 12))].mean(1)
         ends = np.quantile(draws, [0.025, 0.975])
         assert [row.estimate.low, row.estimate.high] == pytest.approx(ends, abs=2e-3)
         held = rows[f"all graphs, F alone, loops {loops}"]
-        assert held.estimate.value == pytest.approx(held.paper, abs=5.1e-6)
+        assert held.estimate.value == pytest.approx(held.published, abs=5.1e-6)
     assert rows["n8-d8l8-103, all graphs, loops 9-16"].estimate.value == pytest.approx(0.75005, abs=1e-4)
 
 
@@ -252,7 +253,7 @@ def test_strict_accuracy_counts_no_answer_that_merely_holds() -> None:
     rows = rows_of(found, facts, WITHHELD)
     assert [rows[f"{each}, loops 9-16"].estimate.value for each in ("J F", "F alone")] == pytest.approx([1.0, 0.0])
     assert [rows[f"{each}, loops 17-40"].estimate.value for each in ("J F", "F alone")] == pytest.approx([0.25, 0.0])
-    assert rows["J F, loops 9-16"].paper == 0.9640
+    assert rows["J F, loops 9-16"].published == 0.9640
     path = walk(*all_starts(population(WITHHELD).graphs[:64]), 48).T.view(49, 64, 8)
     counted = path[1:] != path[8]
     shares = ((path[1:] == 0) & counted).sum(-1) / counted.sum(-1)
@@ -302,7 +303,7 @@ def test_claims_of_twelve_walkers() -> None:
     stopped = 5 / 8  # of loops 9-16, four are walked, and holding is right at loop 16
     assert inside.estimate.value == pytest.approx((11 + (1 + stopped) / 2) / 12)
     assert row.estimate.value == pytest.approx((11 * 0.125 + 1) / 12)
-    assert (inside.paper, row.paper) == (0.9742, 0.3511)
+    assert (inside.published, row.published) == (0.9742, 0.3511)
     assert list(each) == list(found)
     assert each["n8-d8l8-110"] == pytest.approx(((1 + stopped) / 2, 0.125))
     assert [name for name, (before, after) in each.items() if not after < before] == ["n8-d8l8-111"]  # it walks on

@@ -9,6 +9,7 @@ import torch
 
 from loopscope.errors import InputError
 from loopscope.execute.plain import plain_run
+from loopscope.quantity import Quantity
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk.crossing import (
     CONFIRMATION,
@@ -22,7 +23,7 @@ from loopscope.studies.graph_walk.crossing import (
     tables,
 )
 from loopscope.studies.graph_walk.mechanism import crossing_runs
-from loopscope.studies.records import Facts, Predictions, Row
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, load_subject
 from loopscope.tasks.graph_walk import advance, successor
 from loopscope.tasks.populations import population
@@ -40,13 +41,13 @@ def both(graphs: int = GRAPHS) -> Predictions:
     return predictions
 
 
-def rows_of(predictions: Predictions, paper: bool = False) -> dict[str, dict[str, Row]]:
+def rows_of(predictions: Predictions, paper: bool = False) -> dict[str, dict[str, Quantity]]:
     """By title, without the population in brackets, and by name."""
     made = tables(predictions, FACTS, paper)
     assert [table.title.endswith(f" ({DISCOVERY if table is made[0] else CONFIRMATION})") for table in made] == [
         True
     ] * 5
-    return {table.title.rpartition(" (")[0]: {row.name: row for row in table.rows} for table in made}
+    return {table.title.rpartition(" (")[0]: {row.label: row for row in table.rows} for table in made}
 
 
 def confirmed(predictions: Predictions) -> Answers:
@@ -115,8 +116,8 @@ def test_planted_answers_are_counted() -> None:
     assert (restoration["restored, selected"], restoration["restored, comparison"]) == (1, 0)
     assert [restoration[f"restored, head {head}"] for head in range(4)] == [0, 0, 1, 0]
     assert {row.n for row in found["Restoration"].values()} == {N}
-    assert found["Restoration"]["restored, selected"].paper == 0.601
-    assert found["Restoration"]["restored, selected, fit 1"].paper is None
+    assert found["Restoration"]["restored, selected"].published == 0.601
+    assert found["Restoration"]["restored, selected, fit 1"].published is None
 
 
 def test_the_comparison_head_after_the_last_is_the_first() -> None:
@@ -135,7 +136,7 @@ def test_the_head_follows_from_discovery_alone() -> None:
     for name, nodes in predictions[CONFIRMATION].items():
         predictions[CONFIRMATION][name] = (nodes + 1) % 10
     assert head_of(predictions, FACTS) == HEAD
-    assert all(row.paper is None for rows in rows_of(predictions).values() for row in rows.values())
+    assert all(row.published is None for rows in rows_of(predictions).values() for row in rows.values())
 
 
 def test_each_condition_leaves_out_its_pairs() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from loopscope.cli import display as module
 from loopscope.cli.display import display, spinner
+from loopscope.cli.progress import steps
 from tests.commands import on_a_terminal
 
 PASTS = (29.9, 30.1, 30.2, 59.0, 60.3)
@@ -63,6 +64,44 @@ def test_a_terminal_shows_both_at_once_and_is_left_clean() -> None:
     for said in ("first job", "3/20", "loss 0.25", "measuring [this]", "first job, stage two", "15/20", "loss 0.125"):
         assert said in seen
     assert screen(seen) == ["a table"]
+
+
+def test_steps_say_how_far_they_are_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at(monkeypatch, 0.0)
+    with steps("measuring", 4) as shown:
+        at(monkeypatch, 31.0)
+        shown.log("crossing on d8l6-5")
+        for number, made in enumerate(shown.each("abc"), 1):
+            at(monkeypatch, 31.0 + 200 * number)
+            shown.log(f"{made} is done")
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring, 0 of 4 done: crossing on d8l6-5",
+        "measuring, 1 of 4 done, about 12 min left: a is done",
+        "measuring, 2 of 4 done, about 7 min left: b is done",
+        "measuring, 3 of 4 done, about 4 min left: c is done",
+    ]
+
+
+ON_A_NARROW_TERMINAL = """
+import time
+from loopscope.cli.progress import steps
+with steps("measuring", 24) as shown:
+    shown._shown.show("a", "small-letter-adapt", 3, 20000, "loss 0.25  begun right 1:50% 2:40%  12,345 tokens/s")
+    for number in range(3):
+        shown.log("crossing on d8l6-5")
+        time.sleep(0.3)
+        shown.advance()
+    time.sleep(0.3)
+"""
+
+
+def test_a_narrow_terminal_shows_the_bar_the_time_left_and_what_is_done() -> None:
+    seen = on_a_terminal([sys.executable, "-c", ON_A_NARROW_TERMINAL], columns=80)
+    for said in ("measuring", "━", "3/24", "left", "0:00:0", "crossing on d8l6-5", "3/20000", "12,345 tokens/s"):
+        assert said in seen
+    assert screen(seen) == []
 
 
 def screen(seen: str) -> list[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from loopscope import load, load_map
 from loopscope.cli import app as cli
 from loopscope.models.stacks import stack_from_config
 from loopscope.store.store import Store
@@ -21,15 +24,120 @@ from tests.stack_tiny import CONFIGS
 from tests.tuning_tiny import text_files, tuning_folder
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+STEPS = 4
+"""Points in per cent by which a share may differ elsewhere: maps that a page fits depend on the machine's sums."""
 
 
-def test_quick_start_runs(capsys: object) -> None:
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The Python of a page, block by block, each with what the page says that it prints, if it says so."""
+    found = re.findall(
+        r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?",
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    return [(code, said) for code, said in found]
+
+
+def runs(page: Path, capsys: pytest.CaptureFixture[str], **known: object) -> str:
+    """Run the blocks of a page one after the other as they stand; what they printed, compared with what is said."""
+    names, every = dict(known), ""
+    for number, (code, said) in enumerate(blocks(page), start=1):
+        exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+        every += (printed := capsys.readouterr().out)
+        if said:
+            assert shares(printed)[0] == shares(said)[0]
+            apart = [abs(ours - theirs) for ours, theirs in zip(shares(printed)[1], shares(said)[1], strict=True)]
+            assert max(apart, default=0) <= STEPS, (printed, said)
+    return every
+
+
+def shares(text: str) -> tuple[str, list[int]]:
+    """A text with its shares in per cent taken out, and these."""
+    every = re.compile(r" *(\d+)%")
+    return every.sub("%", text), [int(each) for each in every.findall(text)]
+
+
+def test_the_readme_is_short() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
-    printed = capsys.readouterr().out  # type: ignore[attr-defined]
+    assert len(README.splitlines()) <= 150
+    assert len(code.splitlines()) <= 15
+
+
+def test_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """And ends in the head that the page names."""
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert f"```\n{printed}```" in README
+    assert re.match(r"\d+%  loop\[7\]\.layer\[2\]\.head\[1\]", printed)
+    share = f"turns one step into two in {printed.partition('%')[0]} % of {len(names['tokens'])} walks"
+    assert "**Head 1 of layer 2 carries it.**" in README
+    assert share in " ".join(README.split())
+    assert names["found"].work.forwards < 0.25
+
+
+def test_first_steps_run(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = runs(DOCS / "first-steps.md", capsys)
     assert "F6 F[layer[2].row[-1].pattern<-(F6 J:one F)]" in printed
     assert "48 patched runs" in printed
+    for program, steps in (("F7        ", 8), ("F6 J:one F", 9), ("F6 J:two F", 10)):
+        assert f"{program} answers f^{steps}(s) in 100% of 80 examples" in printed
+
+
+def test_the_page_on_your_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = runs(DOCS / "your-model.md", capsys)
+    assert "h4 [" in printed
+    assert "16 patched runs for" in printed
+
+
+@pytest.mark.slow
+def test_the_page_on_your_task_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "F2 J:larger F" in runs(DOCS / "your-task.md", capsys)
+    assert load_map(tmp_path / "larger").width == 64
+
+
+def test_the_how_tos_run(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = runs(DOCS / "how-to.md", capsys)
+    assert "(F6 J:one F).loop[3]" in printed
+    assert "matters most" in printed
+
+
+def test_the_page_on_extending_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs(DOCS / "extending.md", capsys)
+
+
+def test_the_example_of_threads_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs(DOCS / "performance.md", capsys)
+
+
+def test_the_reference_of_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    model = load("tiny-0")
+    runs(DOCS / "programs.md", capsys, model=model, tokens=torch.tensor([[0, 1, 2]]), original_logits=model)
+
+
+def test_the_example_of_parts_is_prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All but its measurements, which take hours."""
+    monkeypatch.chdir(tmp_path)
+    ((code, _),) = blocks(DOCS / "reproduction.md")
+    names: dict[str, Any] = {}
+    before, _, measured = code.partition("\nfor record in ")
+    exec(compile(before, "reproduction.md", "exec"), names)
+    assert names["todo"]
+    assert measured.startswith("carry_out(todo, ")
+
+
+def test_all_pages_with_python_are_run_here() -> None:
+    """So that no page is added whose Python nobody runs."""
+    here = Path(__file__).read_text(encoding="utf-8")
+    for page in PAGES:
+        assert not blocks(page) or page.name in here, page.name
 
 
 @pytest.mark.slow
@@ -75,7 +183,7 @@ def test_the_papers_protocols_run_as_written(
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name} -> {link}"
 
@@ -83,7 +191,7 @@ def test_links_lead_somewhere() -> None:
 def test_commands_in_the_pages_exist() -> None:
     groups = {group.name: group.typer_instance for group in cli.app.registered_groups}
     top = {command.name or command.callback.__name__ for command in cli.app.registered_commands}  # type: ignore[union-attr]
-    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    pages = [path.read_text(encoding="utf-8") for path in PAGES]
     for line in (line for page in pages for line in re.findall(r"^loopscope (.*)$", page, flags=re.MULTILINE)):
         first, *rest = line.split()
         assert first in top | set(groups)
@@ -91,3 +199,37 @@ def test_commands_in_the_pages_exist() -> None:
             inside = groups[first]
             names = {each.name for each in (*inside.registered_commands, *inside.registered_groups)}
             assert set(rest[0].split("|")) <= names
+
+
+def test_every_command_is_on_its_page() -> None:
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^loopscope (.*)$", page, flags=re.MULTILINE)
+    there = {first: set() for first in (line.split()[0] for line in lines)} | {"": set()}
+    for line in lines:
+        there[line.split()[0]] |= set(line.split()[1].split("|")) if len(line.split()) > 1 else set()
+    for command in cli.app.registered_commands:
+        assert (command.name or command.callback.__name__) in there  # type: ignore[union-attr]
+    for group in cli.app.registered_groups:
+        inside = group.typer_instance
+        assert inside is not None
+        names = {each.name for each in (*inside.registered_commands, *inside.registered_groups)}
+        assert names <= there[str(group.name)], group.name
+
+
+def test_make_targets_in_the_pages_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for page in PAGES:
+        assert set(re.findall(r"^make ([a-z-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)) <= {*targets}
+
+
+def test_the_site_has_every_page() -> None:
+    """In its navigation, but for those that are reached by links alone."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    for page in DOCS.rglob("*.md"):
+        assert f"{page.relative_to(DOCS).as_posix()}\n" in nav, page.name
+
+
+@pytest.mark.slow
+def test_the_walk_is_drawn_from_the_weights() -> None:
+    drawn = runpy.run_path(str(DOCS / "images" / "walk.py"))["draw"]()
+    assert drawn == (DOCS / "images" / "walk.svg").read_text(encoding="utf-8")

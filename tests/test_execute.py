@@ -12,7 +12,8 @@ from torch import Tensor
 
 from loopscope.address import Address, Site, grid
 from loopscope.errors import InputError
-from loopscope.execute.executor import CPU_BUDGET, check_programs, fit, run, sweep
+from loopscope.execute.executor import check_programs, run, sweep
+from loopscope.execute.memory import CPU_BUDGET, sizes_in_memory
 from loopscope.execute.plain import plain_run
 from loopscope.execute.plan import Sizes
 from loopscope.maps import Dense, DiagonalLowRank
@@ -198,7 +199,7 @@ def test_only_what_was_asked_is_kept() -> None:
     assert result["F"].kept == {}
     (kept,) = result["F2"].kept.values()
     assert kept.shape == (3, 2, 2, ROWS)
-    plain = plain_run(model, {"main": tokens}, F**2).parts[2, 1, "pattern"]
+    plain = plain_run(model, {"main": tokens}, F**2).components[2, 1, "pattern"]
     close(kept, plain[:, [3, 0]][:, :, [-1, 2]])
 
 
@@ -313,7 +314,7 @@ def test_more_patched_runs_mean_fewer_examples_at_a_time(d8l6: LoopedTransformer
 
     def chunk(lanes: int) -> int:
         cells = [(F**2).patch(f"loop[1].layer[1].row[{r}].z", F**2) for r in range(lanes)]
-        return fit(check_programs(cells, sizes), d8l6, cpu, 100_000, None, None)[0]
+        return sizes_in_memory(check_programs(cells, sizes), d8l6, cpu, 100_000, None, None)[0]
 
     one, many = chunk(1), chunk(30)
     assert one > 2 * many

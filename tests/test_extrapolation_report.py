@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from loopscope.quantity import Table
 from loopscope.stats import Estimate
 from loopscope.store.store import Store
 from loopscope.studies.claims import HOLDS, decide, decided_by
@@ -19,7 +20,7 @@ from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk.continuation import BROAD, WITHHELD
 from loopscope.studies.graph_walk.continuation_curves import hold
 from loopscope.studies.parity import counts as parity_counts
-from loopscope.studies.records import Record, Table, records, save
+from loopscope.studies.records import Record, records, save
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.report import extrapolation
 from loopscope.studies.report.contents import Grid, Report, Section
@@ -142,7 +143,7 @@ def test_continuation_tables(continued: Section) -> None:
     assert f"12 of 12 backbones were asked about {GRAPHS} of 8,192 graphs of `{BROAD}`." in continued.text
     rows = rows_of(continued.tables, f"Continuation: accuracy over ranges of loops ({WITHHELD})")
     inside = rows["single cycles, J F, loops 9-16"]
-    assert (inside.estimate.value, inside.paper) == (1.0, 0.9742)
+    assert (inside.estimate.value, inside.published) == (1.0, 0.9742)
     each = rows_of(continued.tables, f"Continuation: accuracy of J F by backbone ({WITHHELD})")
     assert {name.partition(",")[0] for name in each} == set(EIGHT)
     assert each["n8-d8l8-104, single cycles, loops 17-32"].estimate.value == 0.125
@@ -154,7 +155,7 @@ def test_continuation_tables(continued: Section) -> None:
 def test_some_backbones_have_no_published_mean_beside_them() -> None:
     made = section("continuation", walker(EIGHT[1], 12))
     rows = rows_of(made.tables, f"Continuation: accuracy over ranges of loops ({BROAD})")
-    assert {row.paper for row in rows.values()} == {None}
+    assert {row.published for row in rows.values()} == {None}
     assert "1 of 12 backbones" in " ".join(made.text)
     assert "up to loop 12 on all graphs" in " ".join(made.text)
 
@@ -189,8 +190,8 @@ def test_parity_tables(parity: Section) -> None:
     drift = rows_of(parity.tables, "Where right answers lie: drift over lengths 41-490")
     native = drift["parity-2, native: drift, the paper's estimator"]
     assert native.estimate.value == pytest.approx(-0.96, abs=0.01)  # loops for every 100 tokens
-    assert (native.paper, native.n) == (-0.961, 75)
-    assert drift["parity-2, J: deviation, robust"].paper is None
+    assert (native.published, native.n) == (-0.961, 75)
+    assert drift["parity-2, J: deviation, robust"].published is None
     exits = rows_of(parity.tables, "Computation or timing? Lengths 41-490, lines of 41-490")
     assert exits["parity-0, J minus native, t = n"].estimate.value > 0.2
     assert abs(exits["parity-0, J minus native, on the line"].estimate.value) < 0.05
@@ -295,7 +296,7 @@ def test_chains(report: Report) -> None:
     assert "lengths 17-24, fit 3: 18.8 at 0 to 31.2 at 1,000" in figure(made, "chains-checks").description
     assert "16 queries at each of 32 lengths, 1 to 32, with 3 of 3 fits." in made.text[-2]
     rows = rows_of(made.tables, "Right answers by range of lengths")
-    assert (rows["17-24, J"].estimate.value, round(rows["17-24, J"].paper or 0, 4)) == (0.25, 0.4287)
+    assert (rows["17-24, J"].estimate.value, round(rows["17-24, J"].published or 0, 4)) == (0.25, 0.4287)
     spread = rows_of(made.tables, "Spread over the last checks of the continuation")["17-24, fit 2"].estimate
     assert (spread.low, spread.high) == (3 / 16, 4 / 16)
     assert "all fits" in " ".join(rows_of(made.tables, "Spread over fits, right answers with the last map"))

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopscope.quantity import of_tables
 from loopscope.store.store import Store
 from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import composition, switching
+from loopscope.studies.graph_walk import matched as matching
 from loopscope.studies.graph_walk.experiments import QUICK_PARTS
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.records import Record
+from loopscope.studies.records import Record, apart
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.report import composing
 from loopscope.studies.report import sections as graph_walks
@@ -222,9 +224,19 @@ def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report, tm
     shown = [table for each in report.sections for table in (*each.tables, *each.more)]
     assert len(reader.tables) == len(shown) + 2
     for table, lines in zip(shown, reader.tables, strict=False):
-        names = list(table.lines) if isinstance(table, Grid) else [row.name for row in table.rows]
+        names = list(table.lines) if isinstance(table, Grid) else [row.label for row in table.rows]
         assert [line[0] for line in lines[1:]] == names
     assert "nan" not in " ".join(cell for table in reader.tables for line in table for cell in line)
+
+
+def test_id_and_coordinates_name_one_quantity(evidence: Evidence) -> None:
+    """Of a record, and of matched supervision, whose tables take several; so that nothing is found by its label."""
+    made = [evidence.quantities(each) for each in evidence.records]
+    made.append(list(of_tables(matching.tables(*apart(evidence.of("matched"))))))
+    assert sum(map(len, made)) > 1000
+    for quantities in made:
+        known = [(each.id, frozenset(each.at.items())) for each in quantities]
+        assert len(set(known)) == len(known)
 
 
 def test_the_order_of_records_does_not_matter() -> None:
@@ -363,8 +375,8 @@ def test_targets(report: Report) -> None:
     assert "J_one moved: " in said
     rows = rows_of(section(report, "targets").tables, "The target of each map, every backbone")
     assert len(rows) == 2 * 6
-    assert (rows[f"{MAIN}, one: f(u)"].estimate.value, rows[f"{MAIN}, one: f(u)"].paper) == (1.0, 0.996)
-    assert (rows[f"{SECOND}, two: f^2(u)"].estimate.value, rows[f"{SECOND}, two: f^2(u)"].paper) == (1.0, None)
+    assert (rows[f"{MAIN}, one: f(u)"].estimate.value, rows[f"{MAIN}, one: f(u)"].published) == (1.0, 0.996)
+    assert (rows[f"{SECOND}, two: f^2(u)"].estimate.value, rows[f"{SECOND}, two: f^2(u)"].published) == (1.0, None)
 
 
 def test_composition(report: Report) -> None:
@@ -378,7 +390,7 @@ def test_composition(report: Report) -> None:
     assert "one-none, asked for one-one: 0.0 % (paper 48.3)" in described(report, "two-calls")
     assert f"Eight calls were run on {EIGHT} of 512 graphs of `independent-3001`." in found.text
     answers = rows_of(found.tables, f"Which node is answered after two calls, {MAIN} (`{composition.ORIGINAL}`)")
-    assert (answers["one-two, f^3(u)"].estimate.value, answers["one-two, f^3(u)"].paper) == (1.0, 0.6528)
+    assert (answers["one-two, f^3(u)"].estimate.value, answers["one-two, f^3(u)"].published) == (1.0, 0.6528)
     assert answers["two-one, u"].estimate.value == answers["two-one, f^3(u)"].estimate.value == 0.5
     assert answers["one-two, the paper's backbone, f^3(u)"].estimate.value == 0.6528
     assert "two-one: u 50.0 %, " in described(report, "two-calls-answers")
@@ -408,7 +420,7 @@ def test_mechanism(report: Report) -> None:
     for name in (OTHER, MAIN, SECOND, THIRD):
         assert rows[f"{name}, pattern -> E"].estimate.value == rows[f"{name}, output -> D"].estimate.value == 1
         assert rows[f"{name}, restored, comparison"].estimate.value == 0
-    assert rows[f"{MAIN}, restored, selected"].paper == 0.601
+    assert rows[f"{MAIN}, restored, selected"].published == 0.601
     parts = described(report, f"switching-{MAIN}")
     assert "two -> one, per cent: pattern layer 2 100.0, layer 1 0.0, layers 1+2 100.0; queries layer 2 0.0" in parts
     assert "entering state layer 2 100.0, layer 1 100.0, layers 1+2 100.0. one -> two" in parts
@@ -427,7 +439,7 @@ def test_matched(report: Report) -> None:
     rows = rows_of(found.tables, "Matched supervision: target accuracy after one more call, by supervision")
     n = rows["matched-final, J_one: one"].n
     assert rows["matched-final, J_one: one"].estimate.value == pytest.approx(1000 / n)
-    assert rows["matched-final, J_one: one"].paper == 0.665
+    assert rows["matched-final, J_one: one"].published == 0.665
     assert rows["matched-stepwise, J_two: two"].estimate.value == pytest.approx(100 / n)
     assert f"J_two, final-only and stepwise: {80000 / n:.1f} {10000 / n:.1f}; " in described(report, "matched")
 
@@ -472,7 +484,7 @@ def test_only_final_backbones_of_the_matched_ones() -> None:
     assert (found.anchor, found.figures) == ("matched", [])
     assert "Measured: 2 of 10 backbones." in found.text[0]
     rows = rows_of(found.tables, "Matched supervision: target accuracy after one more call, by supervision")
-    assert {row.paper for row in rows.values()} == {None}
+    assert {row.published for row in rows.values()} == {None}
     assert {row.verdict for row in report.ledger} == {NOT_RUN}
     Reader(html(report))
 

@@ -123,7 +123,7 @@ EARLY = "3.0,4 20.7"
 MANY_LAYERS = " ".join(f"{layer}.{layer % 16}" for layer in (33, 34, 37, 38, 41, 42, 45, 46))
 
 
-class Scripted(heads._Bench):
+class Scripted(heads._Trials):
     """Rescue needs all of some heads at the last loop, damage any of them; probabilities grow with their number."""
 
     needed = Heads(())
@@ -167,7 +167,7 @@ def scripted(
     monkeypatch: pytest.MonkeyPatch, needed: str, bench: type[Scripted] = Scripted, layers: int = 48
 ) -> Selection:
     monkeypatch.setattr(Scripted, "needed", Heads.parse(needed))
-    monkeypatch.setattr(heads, "_Bench", bench)
+    monkeypatch.setattr(heads, "_Trials", bench)
     model = PlantedWalker()
     model.layers, model.heads = (model.layers[0],) * layers, 16  # type: ignore[misc]
     found = select(model, raising(), torch.zeros((8, 3), dtype=torch.long), torch.zeros(8, dtype=torch.long))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.quantity import of_tables, one
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import composition, independent
 from loopscope.studies.graph_walk.composition import (
@@ -17,7 +18,7 @@ from loopscope.studies.graph_walk.composition import (
     INDEPENDENT,
     PAIRS,
     Answers,
-    curves,
+    at_call,
     hops,
     long_strings,
     spelled,
@@ -68,22 +69,21 @@ def test_counts_say_what_single_answers_say() -> None:
     )
     assert kept["runs"].tolist() == [2, 2, 64]
     counted = Counted.of({INDEPENDENT: kept}, FACTS)
-    names = [f"call {call}" for call in range(1, 1 + CALLS)]
     for kind in KINDS:
-        expected = curves(answers, kind, {})
-        parts = {kind: EVERY} | ({f"mixed, {control}": control for control in CONTROLS} if kind == "mixed" else {})
-        for part, condition in parts.items():
-            for ours, single in zip(counted.rows(part, names), expected[condition], strict=True):
+        for condition in (EVERY, *(CONTROLS if kind == "mixed" else ())):
+            expected = [at_call(answers, kind, condition, call, where=INDEPENDENT) for call in range(1, 1 + CALLS)]
+            for ours, single in zip(counted.long(kind, condition), expected, strict=True):
+                assert (ours.id, ours.at) == (single.id, single.at)
                 for value in ("value", "low", "high"):
                     told = getattr(single.estimate, value)
                     assert getattr(ours.estimate, value) == pytest.approx(told, abs=1e-12)
                 assert ours.n == single.n
     rows = headline(counted)
     assert tuple(rows) == COLUMNS
-    told_of = {row.name: row for table in tables_long(found, FACTS) if table.title.startswith("Two calls")
-               for row in table.rows}  # fmt: skip
-    for pair in map(spelled, PAIRS):
-        assert rows[pair].estimate.value == pytest.approx(told_of[pair].estimate.value)
+    told_of = list(of_tables(tables_long(found, FACTS)))
+    for pair in PAIRS:
+        single = one(told_of, "compose.two", string=pair)
+        assert rows[spelled(pair)].estimate.value == pytest.approx(single.estimate.value)
     assert 0 < rows[LAST].estimate.low < rows[LAST].estimate.value < rows[LAST].estimate.high < 1
     # The main backbone keeps answers, and is counted alike.
     main = Counted.of(found, FACTS)

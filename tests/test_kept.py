@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,30 @@ def run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     return lambda *arguments: loopscope(capsys, *arguments)
+
+
+def test_zoo_names_work_where_a_model_or_a_map_is_asked_for(
+    run: Callable[..., tuple[int, str, str]], store: Store, tmp_path: Path
+) -> None:
+    model, fitted = find(store, NAME).folder, find(store, MAP).folder
+    code, out, err = run("lm", "readouts", NAME, "--ids", "[[1, 2]]", "--json")
+    assert (code, err, json.loads(out)["folder"]) == (0, "", str(model))
+    code, out, err = run("lm", "patch", NAME, "F J:one F", "--text", "A B", "--map", f"one={MAP}", "--json")
+    assert (code, err, json.loads(out)["folder"]) == (0, "", str(model))
+    assert json.loads(out)["maps"]["one"]["provenance"].startswith("fitted to these weights")
+    code, out, err = run("maps", "show", MAP, "--json")
+    assert (code, err, json.loads(out)["folder"]) == (0, "", str(fitted))
+    code, out, err = run("lm", "test", "letters", NAME, "--map", MAP, "--test", "walks", "--pairs", "2", "--json")
+    assert (code, err) == (0, "")
+    assert {each["model"] for each in json.loads(out)["records"]} == {NAME}
+    code, _, err = run("lm", "keep", NAME, "again", "--store", "kept")
+    assert (code, err) == (0, "")
+    # A folder comes first, and what is neither is refused as a folder that is not there.
+    (tmp_path / NAME).mkdir()
+    assert "no config.json" in run("lm", "readouts", NAME, "--ids", "[[1]]")[2]
+    assert "there is no such folder" in run("lm", "readouts", "letters-9x9", "--ids", "[[1]]")[2]
+    flip(next(fitted.glob("*.safetensors")))
+    assert run("maps", "show", MAP)[0] == 3
 
 
 def test_reproduce_measures_the_zoos_walker(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -20,19 +20,15 @@ from loopscope.models.placement import between
 from loopscope.program import F
 from loopscope.quantity import Quantity, every, of_tables, one
 from loopscope.store.store import Store
+from loopscope.studies.antonyms.records import measure_antonyms
 from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
+from loopscope.studies.iterations.records import measure_iterations
 from loopscope.studies.iterations.tables import PAPER_LONG
 from loopscope.studies.language.names import how_much, scale_of
-from loopscope.studies.language.records import (
-    LANGUAGE,
-    LanguageSubject,
-    measure_antonyms,
-    measure_iterations,
-    measure_letters,
-    selection_of,
-)
+from loopscope.studies.language.records import LANGUAGE, LanguageSubject
 from loopscope.studies.language.tables import tables
+from loopscope.studies.letters.records import measure_letters, selection_of
 from loopscope.studies.letters.tables import walked
 from loopscope.studies.letters.tests import answer_tokens, question_tokens
 from loopscope.studies.letters.walks import walk_letters

@@ -17,20 +17,21 @@ from loopscope.measure.replies import answers_name
 from loopscope.quantity import Quantity, one
 from loopscope.stats import Estimate, wilson
 from loopscope.store.store import Store
+from loopscope.studies.antonyms.report import by_form, depth_tables
 from loopscope.studies.antonyms.tables import PAPER_READOUTS
 from loopscope.studies.claims import HOLDS, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.language.layouts import LETTERS
 from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.letters.report import Walkers
+from loopscope.studies.letters.search import search_table, steps, taken
 from loopscope.studies.records import Record, records, save
 from loopscope.studies.report.contents import Figure, Grid, Listing, Report, Section
 from loopscope.studies.report.dots import Search, Spot, Step, dots, searches
 from loopscope.studies.report.drawing import BLUE, ORANGE, THEMED
 from loopscope.studies.report.figures import Line, lines_in_panels, stacked_panels
 from loopscope.studies.report.heat import matrices
-from loopscope.studies.report.language import by_form, depth_tables
-from loopscope.studies.report.letters import Walkers, search_table, steps, taken
 from loopscope.studies.report.models import labels, side_by_side
 from loopscope.studies.report.page import html, write_page
 from loopscope.studies.report.sections import LEAD, SECTIONS, report_of

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.maps import DiagonalLowRank
+from loopscope.quantity import Table, every, of_tables
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import lasting
 from loopscope.studies.graph_walk.composition import INDEPENDENT, PAPER_LONG, long_strings
@@ -24,7 +25,7 @@ from loopscope.studies.graph_walk.lasting import (
     spectrum,
     tables,
 )
-from loopscope.studies.records import Facts, Table
+from loopscope.studies.records import Facts
 from loopscope.studies.subject import Subject, load_subject, walks
 from loopscope.tasks.graph_walk import advance, all_starts, walk
 from loopscope.tasks.populations import population
@@ -155,7 +156,7 @@ def every_other_call_on_half(call: int, graph: Tensor) -> Tensor:
 
 
 def rows_of(made: list[Table]) -> dict[tuple[str, str], float]:
-    return {(table.title, row.name): row.estimate.value for table in made for row in table.rows}
+    return {(table.title, row.label): row.estimate.value for table in made for row in table.rows}
 
 
 def test_planted_walkers() -> None:
@@ -175,14 +176,16 @@ def test_planted_walkers() -> None:
     assert row.estimate.value == pytest.approx(even)
     assert row.estimate.low < even < row.estimate.high
     assert (row.n, row.estimate.n, row.estimate.unit) == (counted.kept, 40, "graph")
-    assert counted.row("pool", "one", 2, minus="published").estimate.value == pytest.approx(even - 1)
+    assert counted.cost_row("pool", "one", 2).estimate.value == pytest.approx(even - 1)
 
     made = rows_of(tables(found, MAIN))
     assert made[f"64 calls, rollout maps, mixed ({INDEPENDENT})", "all calls so far right, call 64"] == 1.0
     assert made[f"64 calls, published maps, two ({INDEPENDENT})", "every map, call 4"] == 0.0
-    costs = {name: value for (title, name), value in made.items() if title.startswith("What lasting costs")}
-    assert costs == {
-        f"{family}, {kind}, minus published": 0.0 for family in ("rollout", "pool") for kind in ("one", "two")
+    costs = every(of_tables(tables(found, MAIN)), "lasting.cost")
+    assert {(row.label, row.at["family"], row.at["kind"], row.estimate.value) for row in costs} == {
+        (f"{family}, {kind}, minus published", family, kind, 0.0)
+        for family in ("rollout", "pool")
+        for kind in ("one", "two")
     }
     aimed = claim_lasts(found, MAIN, "rollout")
     assert {call: each.estimate.value for call, each in aimed.items()} == {8: 1.0, 64: 1.0}
@@ -205,10 +208,10 @@ def test_published_numbers_stand_beside_published_maps_only() -> None:
     found = planted(MAIN, INDEPENDENT, 8, {"published": always, "pool": always})
     for paper in (True, False):
         beside = {
-            (table.title, row.name): row.paper
+            (table.title, row.label): row.published
             for table in tables(found, MAIN, paper)
             for row in table.rows
-            if row.paper
+            if row.published
         }
         wanted = {
             (f"64 calls, published maps, {kind} ({INDEPENDENT})", f"every map, call {call}"): value
@@ -222,7 +225,7 @@ def test_a_shorter_run_shows_in_its_tables() -> None:
     found = planted(FACTS, TINY, 6, {"published": always}, calls=10, strings=2)
     made = tables(found, FACTS)
     assert {table.title.split(",")[0] for table in made} == {"10 calls"}
-    assert [row.name for row in made[-1].rows] == [f"copy u, call {call}" for call in (1, 2, 3, 4, 6, 8)]
+    assert [row.label for row in made[-1].rows] == [f"copy u, call {call}" for call in (1, 2, 3, 4, 6, 8)]
     with pytest.raises(InputError, match="there are 10 calls of published"):
         claim_lasts(found, FACTS, "published", TINY)
 

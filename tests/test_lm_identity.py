@@ -17,7 +17,8 @@ from loopscope.models.identity import Identity, identify
 from loopscope.models.steering import read_fitted
 from loopscope.store.store import Store
 from loopscope.studies.language.names import identity, identity_of, scale_of
-from loopscope.studies.language.records import load_language, measure_letters
+from loopscope.studies.language.records import load_language
+from loopscope.studies.letters.records import measure_letters
 from loopscope.studies.records import RECORD, config_of, load, records, save
 from loopscope.training.lm import jobs
 from loopscope.training.lm.jobs import Settings, finetune, fit

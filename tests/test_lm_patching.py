@@ -94,7 +94,10 @@ def test_every_program_says_what_its_plain_run_says(capsys: pytest.CaptureFixtur
         assert each["kl"] > 1e-7
 
 
-def test_programs_are_printed_in_blocks(capsys: pytest.CaptureFixture[str], ouro: str) -> None:
+def test_programs_are_printed_in_blocks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ouro: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     code, out, err = loopscope(capsys, "lm", "patch", ouro, PATCHED[0], "--text", TEXT, "--other", f"other={OTHER}")
     assert (code, err) == (0, "")
     first, plain, plain_next, program, after, change, other = out.splitlines()

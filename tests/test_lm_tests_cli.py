@@ -16,7 +16,9 @@ from loopscope.models.folders import load, weights_sha256
 from loopscope.models.text import load_tokenizer
 from loopscope.store.store import Store
 from loopscope.studies.iterations import tests as iteration_tests
-from loopscope.studies.language.records import load_language, measure_iterations, measure_letters
+from loopscope.studies.iterations.records import measure_iterations
+from loopscope.studies.language.records import load_language
+from loopscope.studies.letters.records import measure_letters
 from loopscope.studies.records import RECORD, config_of, records
 from tests.commands import loopscope
 from tests.stores import everything_under

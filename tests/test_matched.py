@@ -12,12 +12,13 @@ import torch
 from loopscope.errors import DamagedError, InputError
 from loopscope.execute.plain import plain_run
 from loopscope.program import Program
+from loopscope.quantity import Quantity, Table
 from loopscope.store.artefacts import BACKBONE, MAP, RESULT
 from loopscope.store.store import Store
 from loopscope.store.zoo import find, open_zoo
 from loopscope.studies.graph_walk.learning import curves, noted, notes
 from loopscope.studies.graph_walk.matched import BEFORE, HOPS, measure, pairs, summary, tables
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, instances, load_subject
 from loopscope.tasks.graph_walk import cycle_lengths
 from tests.planted.matched import TINY, elsewhere, planted, right_on
@@ -56,13 +57,15 @@ def paper_at() -> Walks:
     return instances("matched-test", 8, CPU, "three")
 
 
-def rows_of(found: list[Table]) -> dict[str, dict[str, Row]]:
+def rows_of(found: list[Table]) -> dict[str, dict[str, Quantity]]:
     """Rows by title and name; neither may come twice."""
     assert len({table.title for table in found}) == len(found)
     for table in found:
-        assert len({row.name for row in table.rows}) == len(table.rows)
+        assert len({row.label for row in table.rows}) == len(table.rows)
         assert table.note
-    return {table.title.removeprefix("Matched supervision: "): {row.name: row for row in table.rows} for table in found}
+    return {
+        table.title.removeprefix("Matched supervision: "): {row.label: row for row in table.rows} for table in found
+    }
 
 
 ACCURACY = "target accuracy after one more call, {}".format
@@ -132,14 +135,14 @@ def test_the_papers_fits_give_the_papers_means(published: tuple[dict[str, Predic
         "matched-final, J_one: one": (66.5, 10.0), "matched-stepwise, J_one: one": (100.0, 0.0),
         "matched-final, J_two: two": (50.5, 15.2), "matched-stepwise, J_two: two": (13.2, 6.8),
     }  # fmt: skip
-    rows = {row.name: row for row in summary(*published, paper=True).rows}
+    rows = {row.label: row for row in summary(*published, paper=True).rows}
     for name, (mean, sd) in expected.items():
         row = rows[name]
         assert 100 * row.estimate.value == pytest.approx(mean, abs=0.05)
         assert 50 * (row.estimate.high - row.estimate.low) == pytest.approx(sd, abs=0.05)
         assert (row.n, row.estimate.n, row.estimate.unit) == (4137, 5, "backbone, mean ± SD")
-        assert row.paper == pytest.approx(mean / 100)
-    assert all(row.paper is None for row in summary(*published).rows)
+        assert row.published == pytest.approx(mean / 100)
+    assert all(row.published is None for row in summary(*published).rows)
 
 
 def test_the_papers_gaps(published: tuple[dict[str, Predictions], dict[str, Facts]]) -> None:

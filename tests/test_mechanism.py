@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from loopscope.errors import InputError
 from loopscope.program import Program
-from loopscope.studies.graph_walk.mechanism import battery, crossing_runs, exchange, extra_call, rate
-from loopscope.studies.subject import first_graphs, instances
+from loopscope.studies.graph_walk.counting import share
+from loopscope.studies.graph_walk.mechanism import battery, crossing_runs, exchange, extra_call
+from loopscope.studies.subject import Walks, first_graphs, instances
 
 CPU = torch.device("cpu")
 
@@ -49,11 +51,18 @@ def test_an_exchange_of_several_parts_in_both_layers() -> None:
     assert str(made) == f"F2 J:a F[{parts}]"
 
 
+def four_instances(clusters: list[int]) -> Walks:
+    """Walks of which only the graph of each instance matters."""
+    at = first_graphs(instances("tiny-test", 2, CPU), 1)
+    few = Walks(*(getattr(at, part.name)[:4] for part in fields(at)))
+    return replace(few, clusters=torch.tensor(clusters))
+
+
 def test_fits_are_averaged_after_their_own_denominators() -> None:
     """Fit 1 is right in 3 of 4 instances that count, fit 2 in 1 of 2: 0.625, where pooling would say 4 of 6."""
     hits = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
     counted = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 1]]).bool()
-    row = rate("either", hits, counted, torch.tensor([0, 0, 1, 1]))
+    row = share("some.share", "either", hits, four_instances([0, 0, 1, 1]), counted=counted)
     assert row.estimate.value == 0.625
     assert row.n == 2  # of the fit with the fewest
     assert (row.estimate.unit, row.estimate.n) == ("graph", 2)
@@ -61,12 +70,12 @@ def test_fits_are_averaged_after_their_own_denominators() -> None:
 
 def test_too_few_graphs_have_no_interval_and_none_no_value() -> None:
     hits = torch.tensor([[1, 0, 1, 0]]).bool()
-    clusters = torch.tensor([0, 0, 1, 1])
-    one_graph = rate("one graph", hits, torch.tensor([[1, 1, 0, 0]]).bool(), clusters)
+    walks = four_instances([0, 0, 1, 1])
+    one_graph = share("some.share", "one graph", hits, walks, counted=torch.tensor([[1, 1, 0, 0]]).bool())
     assert (one_graph.estimate.value, one_graph.n) == (0.5, 2)
     assert math.isnan(one_graph.estimate.low)
     assert math.isnan(one_graph.estimate.high)
-    none = rate("none", hits, torch.zeros(1, 4, dtype=torch.bool), clusters)
+    none = share("some.share", "none", hits, walks, counted=torch.zeros(1, 4, dtype=torch.bool))
     assert none.n == 0
     assert math.isnan(none.estimate.value)
 

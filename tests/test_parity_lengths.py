@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
+from loopscope.quantity import one
 from loopscope.stats import fit_line
 from loopscope.studies.parity import lengths as lengths_of
 from loopscope.studies.parity import timing as timing_of
@@ -32,9 +33,9 @@ def test_accuracy_at_n_is_what_was_planted() -> None:
         for row in rows.values():
             assert row.estimate.low <= row.estimate.value <= row.estimate.high
             assert (row.n, row.estimate.n, row.estimate.unit) == (20_000 * len(n), len(n), "block of 20 lengths")
-            assert row.paper is None
+            assert row.published is None
     rows = at_exit(counts, 101, 500, backbone=2)
-    assert [row.paper for row in rows.values()] == pytest.approx([0.4505, 0.7373, 0.2868])
+    assert [row.published for row in rows.values()] == pytest.approx([0.4505, 0.7373, 0.2868])
     alone = at_exit({"near": planted(range(1, 501), LINES[:1])}, 101, 500)
     assert list(alone) == ["native"]
 
@@ -92,7 +93,7 @@ def test_no_phase_without_variation() -> None:
     assert timing_of.timings(flat) == []
     assert timing_of.timings({"near": planted(range(1, 44))}) == []
     band = Band.of(flat, "near").within(41, 490)
-    assert not any("on the line" in name for name in timing_of.exits(band, band))
+    assert not any(row.at["way"] == timing_of.SHIFTED for row in timing_of.exits(band, band))
     assert len(timing_of.timings({"near": planted(range(45, 126, 20))})) == 4
 
 
@@ -103,7 +104,7 @@ def test_a_shift_undoes_a_drift_and_a_better_computation_shows() -> None:
     n = np.arange(41, 491)
     counts: Counts = {"near": planted(range(1, 501))}
     band = Band.of(counts, "near").within(41, 490)
-    found = {name: row.estimate.value for name, row in timing_of.exits(band, band).items()}
+    found = {row.label: row.estimate.value for row in timing_of.exits(band, band)}
     native, with_j = (wave(np.rint(line(n)) - line(n)).mean() for line in LINES)
     assert found["native, on the line"] == pytest.approx(native, abs=0.01)
     assert found["J, on the line"] == pytest.approx(with_j, abs=0.01)
@@ -117,7 +118,7 @@ def test_a_shift_undoes_a_drift_and_a_better_computation_shows() -> None:
     # A map that answers better at every loop, without moving anything, keeps its gain however the loop is chosen.
     worse, better = planted(range(1, 501), LINES[:1], ceiling=0.5), planted(range(1, 501), LINES[:1])
     both = Band.of({"near": {**worse, "right": torch.cat([worse["right"], better["right"]])}}, "near").within(41, 490)
-    found = {name: row.estimate.value for name, row in timing_of.exits(both, both).items()}
+    found = {row.label: row.estimate.value for row in timing_of.exits(both, both)}
     for way in ("on the line", "best offset", "best offset of the other half"):
         assert found[f"J minus native, {way}"] == pytest.approx(0.5 * native, abs=0.01)
 
@@ -127,9 +128,10 @@ def test_chance_flatters_only_the_best_on_the_same_strings() -> None:
     coins = np.random.default_rng(0).binomial(32, 0.5, size=(1, 2, 450, 21))
     band = Band(np.arange(41, 491), np.array([32, 32]), coins)
     found = timing_of.exits(band, band)
-    assert found["native, best offset"].estimate.value > 0.6
-    for way in ("t = n", "on the line", "best offset of the other half"):
-        assert found[f"native, {way}"].estimate.value == pytest.approx(0.5, abs=0.02)
+    assert one(found, "parity.loop", condition="native", way=timing_of.BEST).estimate.value > 0.6
+    for way in (timing_of.AT_N, timing_of.SHIFTED, timing_of.CHOSEN):
+        row = one(found, "parity.loop", condition="native", way=way)
+        assert (row.label, row.estimate.value) == (f"native, {way}", pytest.approx(0.5, abs=0.02))
 
 
 def test_offsets() -> None:
@@ -157,7 +159,7 @@ def test_tables_of_everything() -> None:
         "Computation or timing? Lengths 505-1000, lines of 41-490",
     ]
     beyond = timing_of.tables(counts, backbone=2)[-1]
-    shares = {row.name: row.estimate.value for row in beyond.rows}
+    shares = {row.label: row.estimate.value for row in beyond.rows}
     n = np.arange(505, 1001, 5)  # the line of shorter lengths still holds, so reading on it does, too
     assert shares["native, on the line"] == pytest.approx(wave(np.rint(LINES[0](n)) - LINES[0](n)).mean(), abs=0.02)
     assert beyond.note.startswith("100 lengths from 505 to 1000, 20000 strings each")
@@ -177,11 +179,11 @@ def test_claims(refused: Refused) -> None:
     assert list(gains) == list(cohort)
     signs = [np.sign(round(row.estimate.value, 6)) for row in gains.values()]
     assert signs == [0, -1, 1]
-    assert [row.paper for row in gains.values()] == [None, None, pytest.approx(0.2868)]
+    assert [row.published for row in gains.values()] == [None, None, pytest.approx(0.2868)]
     most, rows = lengths_of.claim_limit(cohort, {"parity-2": 2})
     assert most == "parity-2"
     assert [row.estimate.value for row in rows.values()] == pytest.approx([0.4755, 0.3640, -0.1115], abs=1e-4)
-    assert [row.paper for row in rows.values()] == pytest.approx([0.4755, 0.3640, -0.1115])
+    assert [row.published for row in rows.values()] == pytest.approx([0.4755, 0.3640, -0.1115])
     assert all(row.n == 12_800 and row.estimate.unit == "block of 20 lengths" for row in rows.values())
     del cohort["parity-2"]["far"]
     assert refused(InputError, lengths_of.claim_limit, cohort) == (

@@ -29,5 +29,5 @@ def test_nothing_but_an_entering_state_may_be_asked_for() -> None:
     trace = run(model, tokens, "F2", read="h1", keep="loop[2].layer[1].resid")["F2"]
     (kept,) = trace.kept.values()
     plain = plain_run(model, {"main": tokens}, F**2)
-    torch.testing.assert_close(kept, plain.parts[2, 1, "resid"], rtol=0, atol=1e-12)
+    torch.testing.assert_close(kept, plain.components[2, 1, "resid"], rtol=0, atol=1e-12)
     assert kept.shape == (2, ROWS, D)

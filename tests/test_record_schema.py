@@ -21,7 +21,7 @@ from torch import Tensor
 
 from loopscope.errors import DamagedError
 from loopscope.store.store import Artefact, Store
-from loopscope.studies.language.layouts import LANGUAGE_LAYOUTS
+from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.layouts import LAYOUTS
 from loopscope.studies.reading import EVERY_LAYOUT, read
 from loopscope.studies.records import ABOUT, RECORD, SUFFIX, open_results
@@ -259,7 +259,7 @@ def test_a_record_that_is_not_what_it_says_is_refused(name: str, tmp_path: Path)
 
 def test_every_experiment_has_a_layout_and_a_released_record() -> None:
     assert LAYOUTS.keys() == EXPERIMENTS.keys()
-    assert LAYOUTS.keys() | LANGUAGE_LAYOUTS.keys() == EVERY_LAYOUT.keys()
+    assert LAYOUTS.keys() | LANGUAGE.keys() == EVERY_LAYOUT.keys()
     assert {name.partition("/")[0] for name in released()} == EVERY_LAYOUT.keys()
 
 

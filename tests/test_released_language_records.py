@@ -9,11 +9,11 @@ import pytest
 
 from loopscope.store.manifest import artefact_key, digest
 from loopscope.store.store import Artefact, Store
+from loopscope.studies.antonyms.judges import native
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.judges import native
-from loopscope.studies.language.layouts import LANGUAGE_LAYOUTS
 from loopscope.studies.language.names import identity
 from loopscope.studies.language.tables import tables
+from loopscope.studies.reading import EVERY_LAYOUT
 from loopscope.studies.records import RECORD, config_of, load, open_results
 
 NUMBERS = "98b29310572a592e49e88bef114326eafcaac7fdfb40990e4d0d5039988d2e47"
@@ -38,7 +38,7 @@ def test_every_record_is_whole_and_has_its_key(there: tuple[Artefact, ...]) -> N
     }
     for each in there:
         each.verify()
-        record = load(each, LANGUAGE_LAYOUTS[each.manifest.config["experiment"]])
+        record = load(each, EVERY_LAYOUT[each.manifest.config["experiment"]])
         config = config_of(record.experiment, record.facts.name, record.settings)
         assert artefact_key(RECORD, config, dict(each.manifest.inputs)) == each.key
         assert each.manifest.inputs["weights"] == record.facts.key

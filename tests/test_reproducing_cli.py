@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -116,9 +117,9 @@ def test_list_names_every_experiment_cohort_and_claim(run: Run) -> None:
     assert found["cohorts"] == json.loads(json.dumps([asdict(each) for each in COHORTS.values()]))
     code, out, err = run("list")
     assert (code, err) == (0, "")
-    chosen = "; of the chosen: rollout-one"
+    chosen, told = "; of the chosen: rollout-one", " ".join(out.split())
     for text in (*EXPERIMENTS, *LANGUAGE, *COHORTS, *decided, "3-13", "matched-stepwise", chosen):
-        assert text in out
+        assert text in told
 
 
 # ---- claims ----------------------------------------------------------------------------------------------------------
@@ -145,17 +146,35 @@ def test_claims_are_those_that_the_records_decide(run: Run, results: Path) -> No
     assert (letter["verdict"], letter["command"]) == (NOT_RUN, "loopscope lm test letters FOLDER --map MAP")
 
 
-def test_claims_as_a_table(run: Run) -> None:
+def test_claims_in_sentences(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     code, out, err = run("claims")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "graph-walk"
+    assert {"parity", "relations", "letters", "antonyms", "iterations"} <= set(lines)
+    assert (
+        "  Holds: J_one selects the one-hop target. Here 50.1 -> 100.0, [100.0, 100.0]; published: 48.2 -> 99.6. "
+        "[target.one]"
+    ) in lines
+    assert "  Not run: declines beyond the map range. Published: 42.87 (17-24), 1.65 (25-32). [kg.beyond]" in lines
+    for claim in ROWS:
+        assert sum(f"[{claim.id}]" in line for line in lines) == 1
+    told = " ".join(lines[-3:])
+    assert f"{len(CLAIMS)} claims: 4 hold at the paper's protocol, 0 at a changed one" in told
+    assert f"{len(CLAIMS) - 4} not run" in told
+
+
+def test_claims_as_a_table(run: Run) -> None:
+    code, out, err = run("claims", "--table")
     assert (code, err) == (0, "")
     told = " ".join(out.split())
     assert f"{len(CLAIMS)} claims: 4 hold at the paper's protocol, 0 at a changed one" in told
     assert f"{len(CLAIMS) - 4} not run" in told
     lines = out.splitlines()
     first = next(number for number, line in enumerate(lines) if "target.one" in line)
-    assert [[cell.strip() for cell in line.strip()[1:-1].split("│")] for line in lines[first : first + 3]] == [
-        ["target.one", "48.2 -> 99.6", "50.1 -> 100.0", "holds"], ["", "", "[100.0, 100.0]", "published"],
-        ["", "", "n = 4,110", ""],
+    assert [re.split("  +", line.strip()) for line in lines[first : first + 3]] == [
+        ["target.one", "48.2 -> 99.6", "50.1 -> 100.0", "holds"], ["[100.0, 100.0]", "published"], ["n = 4,110"],
     ]  # fmt: skip
 
 
@@ -164,8 +183,9 @@ def test_claims_in_markdown(run: Run) -> None:
     assert (code, err) == (0, "")
     row = "| `target.one`: J_one selects the one-hop target | 48.2 -> 99.6 | 50.1 -> 100.0, [100.0, 100.0], n = 4,110"
     assert f"{row} | holds | published |" in out
-    code, _, err = run("claims", "--markdown", "--json")
-    assert (code, err.count("\n")) == (2, 1)
+    for two in (("--markdown", "--json"), ("--table", "--json"), ("--table", "--markdown")):
+        code, _, err = run("claims", *two)
+        assert (code, err.count("\n")) == (2, 1)
 
 
 def test_a_store_comes_before_the_stored_records(run: Run, tmp_path: Path) -> None:

@@ -143,11 +143,11 @@ def test_patterns_of_another_input_change_the_logits_and_own_values_do_not(kind:
 def test_heads_are_query_heads(kind: str) -> None:
     """Keys shared by several query heads are patched for one of them alone."""
     stack, tokens, other = tiny_stack(kind), tiny_tokens(2), tiny_tokens(2, seed=1)
-    seen = plain_run(stack, {"main": tokens}, F**1).parts
+    seen = plain_run(stack, {"main": tokens}, F**1).components
     size = stack.heads // stack.config.num_key_value_heads
     assert torch.equal(seen[1, 1, "k"][:, 0], seen[1, 1, "k"][:, size - 1])
     cell = (F**1).patch("loop[1].layer[1].head[1].k", Run(F**1, "other"))
-    patched = plain_run(stack, {"main": tokens, "other": other}, cell).parts
+    patched = plain_run(stack, {"main": tokens, "other": other}, cell).components
     same = [torch.equal(patched[1, 1, "pattern"][:, h], seen[1, 1, "pattern"][:, h]) for h in range(4)]
     assert same == [h != 1 for h in range(4)]
 

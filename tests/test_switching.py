@@ -11,6 +11,7 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.execute.plain import plain_run
 from loopscope.program import Program
+from loopscope.quantity import Quantity
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk.switching import (
     AT_ANSWER,
@@ -25,7 +26,7 @@ from loopscope.studies.graph_walk.switching import (
     subsets,
     tables,
 )
-from loopscope.studies.records import Facts, Predictions, Row
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, instances, load_subject, walks
 
 CPU = torch.device("cpu")
@@ -130,8 +131,8 @@ def test_a_backbone_without_these_maps(subject: Subject) -> None:
 # ---- analysis --------------------------------------------------------------------------------------------------------
 
 
-def rows_of(predictions: Predictions, facts: Facts, paper: bool = False) -> dict[str, dict[str, Row]]:
-    return {table.title: {row.name: row for row in table.rows} for table in tables(predictions, facts, paper)}
+def rows_of(predictions: Predictions, facts: Facts, paper: bool = False) -> dict[str, dict[str, Quantity]]:
+    return {table.title: {row.label: row for row in table.rows} for table in tables(predictions, facts, paper)}
 
 
 def test_tables_of_the_tiny_backbone(subject: Subject, found: dict[str, Tensor]) -> None:
@@ -177,14 +178,14 @@ def test_planted_switches_stand_beside_the_published_ones() -> None:
     assert [switched[name + end].estimate.value for end in ("", ", fit 1", ", fit 2", ", minus clean")] == [
         0.5, 1, 0, 0.5
     ]  # fmt: skip
-    assert [switched[name + end].paper for end in ("", ", fit 1", ", fit 2", ", minus clean")] == [
+    assert [switched[name + end].published for end in ("", ", fit 1", ", fit 2", ", minus clean")] == [
         0.4540, 0.4497, 0.4582, None
     ]  # fmt: skip
     assert switched[f"{PATTERN}: f(u)"].estimate.value == 0.5
     raw = rows[f"Target switching, two -> raw ({WHERE})"]
     assert [raw[f"{PATTERN}: {answer}"].estimate.value for answer in ("u", "f(u)", "f^2(u)", "other")] == [0, 1, 0, 0]
-    assert {row.paper for row in raw.values()} == {None}
-    assert {row.paper for made in rows_of({WHERE: found}, facts).values() for row in made.values()} == {None}
+    assert {row.published for row in raw.values()} == {None}
+    assert {row.published for made in rows_of({WHERE: found}, facts).values() for row in made.values()} == {None}
 
 
 @pytest.mark.parametrize(("where", "n"), [(WHERE, 4116), ("switching-2608", 4149)])

@@ -7,15 +7,19 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.quantity import Table, of_tables
+from loopscope.quantity import one as one_of
 from loopscope.store.zoo import open_zoo
-from loopscope.studies.graph_walk.targets import ANSWERS, claim_one, claim_two, conditions, measure, share, tables
-from loopscope.studies.records import Facts, Table
+from loopscope.studies.graph_walk.counting import share
+from loopscope.studies.graph_walk.targets import AFTER_F, MOVED, conditions, gain, measure, tables
+from loopscope.studies.records import Facts
 from loopscope.studies.subject import Subject, Walks, instances, load_subject, walks
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
 
 CPU = torch.device("cpu")
 TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
+ANSWERS = ["u", "f(u)", "f^2(u)", "other"]
 PAPER = Facts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 1, "two": 1})
 
 
@@ -36,9 +40,14 @@ def planted(**nodes: Tensor) -> dict[str, Tensor]:
 
 def shares(found: list[Table]) -> dict[str, list[float]]:
     """The four shares of each table, by its condition."""
+    named = {}
     for table in found:
-        assert tuple(row.name for row in table.rows) == ANSWERS == ("u", "f(u)", "f^2(u)", "other")
-    return {t.title.removeprefix("Answers, ").split(" (")[0]: [r.estimate.value for r in t.rows] for t in found}
+        assert [row.label for row in table.rows] == [row.at["answer"] for row in table.rows] == ANSWERS
+        (at,) = {(row.id, row.at["map"], row.at["read"], row.at["where"]) for row in table.rows}
+        called = f"{at[1]} {at[2]}".removesuffix(f" {AFTER_F}")
+        assert (at[0], table.title) == ("targets.answer", f"Answers, {called} ({at[3]})")
+        named[called] = [row.estimate.value for row in table.rows]
+    return named
 
 
 def test_walks_are_all_starts_with_the_current_node(subject: Subject, at: Walks) -> None:
@@ -63,7 +72,7 @@ def test_each_map_selects_its_target(subject: Subject, at: Walks) -> None:
     assert table["one"] == [0, 1, 0, 0]
     for row in (row for each in result for row in each.rows):
         assert row.n == int(at.kept.sum())
-        assert (row.estimate.n, row.estimate.draws, row.paper) == (72, 5000, None)
+        assert (row.estimate.n, row.estimate.draws, row.published) == (72, 5000, None)
     assert all(sum(four) == pytest.approx(1.0) for four in table.values())
 
 
@@ -89,7 +98,7 @@ def test_fits_are_averaged_and_moved_states_answer_for_the_next_graph(at: Walks)
     assert table["one"] == [0, 0.5, 0.5, 0]
     assert table["one before F"][2] == 0
     by_hand = [(each[:-6] == one[6:])[at.kept[6:]].double().mean() for each in (one, two)]
-    wrapped = conditions(nodes, TINY)["one moved"]
+    wrapped = conditions(nodes, TINY)["one", MOVED]
     assert torch.equal(wrapped[:, :6].long(), torch.stack([one, two])[:, -6:])
     moved = torch.stack([(wrapped[i].long() == one)[6:][at.kept[6:]].double().mean() for i in range(2)])
     assert torch.equal(moved, torch.stack(by_hand))
@@ -98,8 +107,8 @@ def test_fits_are_averaged_and_moved_states_answer_for_the_next_graph(at: Walks)
 def test_a_difference_is_paired(at: Walks) -> None:
     """What is equal in every instance differs by 0 in every draw, however unsure each of the two is."""
     half = at.clusters % 2 == 0
-    assert share("alone", half, at).estimate.high - share("alone", half, at).estimate.low > 0.1
-    difference = share("difference", half, at, minus=half).estimate
+    assert share("alone", "alone", half, at).estimate.high - share("alone", "alone", half, at).estimate.low > 0.1
+    difference = share("difference", "difference", half, at, minus=half).estimate
     assert (difference.value, difference.low, difference.high) == (0, 0, 0)
 
 
@@ -110,25 +119,24 @@ def test_claims_and_published_numbers() -> None:
     u, one, two = (at.ahead(steps) for steps in range(3))
     nodes = planted(unsteered=u, one_1=one.where(even, u), one_1BEFORE=u, two_1=two, two_1BEFORE=u)
     found = {"confirmation": nodes}
-    right, gain = claim_one(found, PAPER)
+    made = tables(found, PAPER, paper=True)
+    one_hop, two_hops = (
+        one_of(of_tables(made), "targets.answer", map=which, read=AFTER_F, answer=answer)
+        for which, answer in (("one", "f(u)"), ("two", "f^2(u)"))
+    )
+    gained = gain(found, PAPER)
     by_hand = float(even[at.kept].double().mean())
-    assert right.estimate.value == gain.estimate.value == pytest.approx(by_hand)
-    assert (right.n, right.paper, gain.paper) == (4110, 0.996, None)
-    two_hops = claim_two(found, PAPER)
-    assert (two_hops.estimate.value, two_hops.paper) == (1, 0.982)
-    published = {
-        (table.title, row.name): row.paper
-        for table in tables(found, PAPER, paper=True)
-        for row in table.rows
-        if row.paper
-    }
+    assert one_hop.estimate.value == gained.estimate.value == pytest.approx(by_hand)
+    assert (one_hop.n, one_hop.published, gained.published) == (4110, 0.996, None)
+    assert (two_hops.estimate.value, two_hops.published) == (1, 0.982)
+    published = {(table.title, row.label): row.published for table in made for row in table.rows if row.published}
     assert published == {
         ("Answers, unsteered (confirmation)", "f(u)"): 0.482,
         ("Answers, one (confirmation)", "f(u)"): 0.996,
         ("Answers, two (confirmation)", "f^2(u)"): 0.982,
     }
     assert all(
-        row.paper is None for table in tables({"confirmation": planted(unsteered=u)}, PAPER) for row in table.rows
+        row.published is None for table in tables({"confirmation": planted(unsteered=u)}, PAPER) for row in table.rows
     )
 
 

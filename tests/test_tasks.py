@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -92,6 +92,15 @@ def test_settings_of_a_new_task_are_written_into_its_own_recipes_alone(
     assert "starts is a setting of iterations, not of counting" in refused(
         InputError, changed, counting, ["starts=wider"]
     )
+
+
+def test_a_task_has_no_setting_of_a_name_that_recipes_have(counting: Recipe, refused: Callable[..., str]) -> None:
+    @dataclass(frozen=True)
+    class Seeded(Counting):
+        seed: int = 0
+
+    message = refused(InputError, lambda: replace(counting, task=Seeded()))
+    assert message == "a setting of counting cannot be called 'seed': every recipe has one"
 
 
 def test_there_is_a_tokenizer_of_its_words(counting: Recipe, tmp_path: Path, refused: Callable[..., str]) -> None:

@@ -1,4 +1,4 @@
-"""What README and findings say is what the records say: the ledger word for word, sentences number by number.
+"""What README, ledger and findings say is what the records say: the ledger word for word, sentences number by number.
 
 Sentences stand in `tests.told`, with quantities of the records where the pages have numbers.  A decimal number of a
 page that neither a sentence covers nor `ELSEWHERE` names is an error, so no number can be written that nothing checks.
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from loopscope.studies.claims import decide
+from loopscope.studies.claims import CLAIMS, decide
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.lineage import lineage
 from loopscope.studies.records import open_results, records
 from loopscope.studies.report.ledger import markdown
 from tests.told import depths, letters, readme, replies, walks
 from tests.told.elsewhere import ELSEWHERE
-from tests.told.sentences import DECIMAL, FIELD, FINDINGS, README, ROOT, Known, Section, page, pattern
+from tests.told.sentences import DECIMAL, FIELD, FINDINGS, LEDGER, README, ROOT, Known, Section, page, pattern
 
 SECTIONS: tuple[Section, ...] = tuple(
     section for module in (walks, letters, replies, depths, readme) for section in module.SECTIONS
@@ -38,11 +38,23 @@ CASES = [
 ]
 
 
+def ledger() -> str:
+    """What stands on the ledger's page in the place of what the command prints."""
+    (there,) = re.findall(
+        r"<!-- ledger -->\n(.*?)<!-- end of ledger -->", (ROOT / LEDGER).read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    return str(there).strip()
+
+
 @pytest.mark.slow
-def test_the_readme_has_the_ledger_that_the_command_prints(evidence: Evidence) -> None:
-    text = (ROOT / README).read_text(encoding="utf-8")
-    (there,) = re.findall(r"<!-- ledger -->\n(.*?)<!-- end of ledger -->", text, flags=re.DOTALL)
-    assert there.strip() == markdown(decide(evidence)).strip(), "paste what `loopscope claims --markdown` prints"
+def test_the_ledger_is_what_the_command_prints(evidence: Evidence) -> None:
+    assert ledger() == markdown(decide(evidence)).strip(), "paste what `loopscope claims --markdown` prints"
+
+
+def test_the_readme_has_the_tally_of_the_ledger() -> None:
+    tally = ledger().partition("\n")[0]
+    assert tally.startswith(f"{len(CLAIMS)} claims: ")
+    assert f"\n{tally}\n" in (ROOT / README).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("section", CASES)
@@ -74,7 +86,7 @@ def test_sentences_have_no_numbers_of_their_own() -> None:
     assert not [each for section in SECTIONS for each in section.facts if FIELD.search(each)]
 
 
-@pytest.mark.parametrize("name", [README, FINDINGS])
+@pytest.mark.parametrize("name", [README, LEDGER, FINDINGS])
 def test_every_decimal_number_is_compared_or_comes_from_elsewhere(name: str) -> None:
     text = page(name)
     patterns = [each for section in SECTIONS if section.page == name for each in section.patterns]

@@ -184,16 +184,16 @@ def test_tables_of_planted_readouts() -> None:
     odd = torch.arange(len(STARTS)) // 10 % 2
     steps = [torch.full_like(STARTS, step) for step in (0, 1, 2, 4, 6, 7, 8)] + [8 + odd] * 3
     accuracy, most = tables({"rings": {"native": reading(torch.stack(steps)).to(torch.uint8)}}, D8L6)
-    assert [row.name for row in accuracy.rows] == ["endpoint, loop 6", "retained, loop 9"]
+    assert [row.label for row in accuracy.rows] == ["endpoint, loop 6", "retained, loop 9"]
     assert [row.estimate.value for row in accuracy.rows] == [1.0, 0.5]
     endpoint, retained = (row.estimate for row in accuracy.rows)
     assert (endpoint.low, endpoint.high) == (1.0, 1.0)
     half_width = 1.96 * (0.25 / 512) ** 0.5  # of 512 graphs, each right as a whole or not at all
     assert retained.high - retained.low == pytest.approx(2 * half_width, rel=0.1)
-    assert {(row.n, row.estimate.n, row.estimate.draws, row.paper) for row in accuracy.rows} == {
+    assert {(row.n, row.estimate.n, row.estimate.draws, row.published) for row in accuracy.rows} == {
         (5120, 512, 5000, None)
     }
-    assert [row.name for row in most.rows] == [
+    assert [row.label for row in most.rows] == [
         f"loop {loop}: position {place}" for loop, place in enumerate([0, 1, 2, 4, 6, 7, 8])
     ]
 
@@ -207,7 +207,7 @@ def test_where_in_a_call_the_reading_changes() -> None:
     layers = torch.where(torch.arange(4)[:, None] >= at_sublayer, new, old)
     *_, inside = tables({"rings": {"native": native.to(torch.uint8), "layers": layers.to(torch.uint8)}}, D8L6)
     names = [f"loop {loop}, {name}" for loop in (1, 3, 4, 5, 6) for name in sublayers(2)[:3]]
-    assert [row.name for row in inside.rows] == names
+    assert [row.label for row in inside.rows] == names
     assert [row.estimate.value for row in inside.rows] == [0.0, 0.5, 1.0] * 5
     assert {(row.n, row.estimate.n) for row in inside.rows} == {(few, 20)}
     assert "20 graphs" in inside.note
@@ -272,7 +272,7 @@ def test_the_tiny_backbone_end_to_end(tiny: Subject) -> None:
     found = trajectory(predictions["tiny-test"]["native"], tiny.loops, "tiny-test", tiny.depth)
     assert (found.endpoint, found.target) == (1.0, 2)
     accuracy, _, inside = tables(predictions, Facts.of(tiny), "tiny-test")
-    assert [row.name for row in accuracy.rows] == ["endpoint, loop 2", "retained, loop 3"]
+    assert [row.label for row in accuracy.rows] == ["endpoint, loop 2", "retained, loop 3"]
     assert [row.estimate.value for row in accuracy.rows] == [found.endpoint, found.retained]
     assert len(inside.rows) % 3 == 0
 

@@ -213,6 +213,18 @@ def test_an_installed_package_has_no_zoo(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"{tmp_path}, which is no checkout" in refused(InputError, open_zoo)
 
 
+def test_an_installed_package_may_bring_a_part_of_the_zoo(
+    zoo: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(loopscope, "__file__", str(tmp_path / "loopscope" / "__init__.py"))
+    packaged = tmp_path / "loopscope" / "zoo"
+    packaged.mkdir(parents=True)
+    assert open_zoo().root == packaged
+    assert "came with the package" in refused(InputError, add, open_zoo(), zoo, ["tiny-0"])
+    assert not list(packaged.iterdir())
+
+
 # Listing and finding --------------------------------------------------------------------------------------------------
 
 

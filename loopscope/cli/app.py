@@ -17,11 +17,11 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import loopscope
 from loopscope.cli.stopping import TERMINATED, Terminated, terminating
+from loopscope.cli.tables import table, wrapped
 from loopscope.cli.threads import Threads, fix_threads
 from loopscope.errors import InputError, LoopscopeError
 
@@ -169,22 +169,27 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))  # JSON itself escapes the other control characters
 
 
-def print_table(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1, whole: bool = True
-) -> None:
-    """A table with `left` text columns, the others aligned to the right as numbers, which are never broken.
+def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1) -> None:
+    """A table with `left` text columns, the others aligned to the right as numbers; see `tables`.
 
-    Nor is the first column, unless it is not to be `whole`.  A cell is `plain` text, or a tuple of lines.
+    A cell is `plain` text, or a tuple of lines.
     """
-    table = Table(title=Text(plain(title)), title_justify="left")  # Text: brackets are brackets, not styles
-    for index, column in enumerate(columns):
-        unbroken = index >= left or (whole and index == 0)
-        table.add_column(
-            Text(plain(column)), justify="left" if index < left else "right", overflow="fold", no_wrap=unbroken
-        )
-    for row in rows:
-        table.add_row(*(Text("\n".join(map(plain, each if isinstance(each, tuple) else (each,)))) for each in row))
-    Console().print(table)
+    width = Console().width
+    cells = [[tuple(map(plain, each if isinstance(each, tuple) else (each,))) for each in row] for row in rows]
+    head, body = table([plain(each) for each in columns], cells, width, left)
+    _print([*wrapped(plain(title), width), *head], "bold")
+    _print(body)
+
+
+def prose(text: object, indent: str = "", first: str | None = None) -> None:
+    """A sentence or a paragraph on standard output, `plain`, broken between words; as `tables.wrapped`."""
+    _print(wrapped(plain(text), Console().width, indent, first))
+
+
+def _print(lines: Iterable[str], style: str = "") -> None:
+    console = Console()
+    for line in lines:  # Text: brackets are brackets, not styles
+        console.print(Text(line, style), soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,9 +8,9 @@ import typer
 
 from loopscope.cli.app import AsJson, app, print_json, print_table
 from loopscope.cli.display import spinner
-from loopscope.cli.lm_tuning import Changes, Folder, Name
+from loopscope.cli.lm_tuning import Changes, Name
+from loopscope.cli.options import Device, ModelFolder
 from loopscope.cli.threads import SMALL, choose_threads, weights_in
-from loopscope.cli.training import Device
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: the plain way beside ours.")
 app.add_typer(bench_app, name="bench")
@@ -66,7 +66,7 @@ def bench_train(device: Device = "auto", as_json: AsJson = False) -> None:
 
 @bench_app.command("tune")
 def bench_tune(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name = "smol-letter",
     changes: Changes = None,
     device: Device = "auto",

@@ -24,24 +24,27 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         from rich import progress as rich
+        from rich.table import Column
 
         self._console = console
-        doing, told = (rich.TextColumn(f"{{task.{each}}}", markup=False) for each in ("description", "fields[told]"))
+        # A column of its own that wraps between words: what is told of a job would squeeze the bar out of its line.
+        doing, told = (rich.TextColumn("{task.description}", markup=False, table_column=Column()) for _ in range(2))
         self._bars = rich.Progress(
-            doing, rich.BarColumn(), rich.MofNCompleteColumn(), told, rich.TimeElapsedColumn(), rich.TextColumn("left"),
+            doing, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TextColumn("left"),
             rich.TimeRemainingColumn(), speed_estimate_period=120,
         )  # fmt: skip
+        self._told = rich.Progress(told)
         self._doing = rich.Progress(rich.SpinnerColumn(), doing, rich.TimeElapsedColumn())
-        self._jobs: dict[str, TaskID] = {}
+        self._jobs: dict[str, tuple[TaskID, TaskID]] = {}
         self._task: TaskID | None = None
         self._due = time.monotonic() + LINE_EVERY
         self._live: Live | None = None
 
-    def log(self, doing: str) -> None:
-        """Say what is being done."""
+    def log(self, doing: str, before: str = "") -> None:
+        """Say what is being done; in a log, what is `before` it says how far, as bars do on a terminal."""
         doing = plain(doing)
         if not self._console.is_terminal:
-            return self._line(doing)
+            return self._line(before + doing)
         if self._task is None:
             self._task = self._doing.add_task(doing, total=None)
         self._doing.update(self._task, description=doing)
@@ -50,10 +53,12 @@ class Display:
         """Say how far a job is, and `told` about it; after its first word a job keeps its bar."""
         description, told = plain(description), plain(told)
         if not self._console.is_terminal:
-            return self._line(f"{description}: {done:,} of {total:,}  {told}")
+            return self._line(f"{description}: {done:,} of {total:,}  {told}".rstrip())
         if job not in self._jobs:
-            self._jobs[job] = self._bars.add_task(description, total=total, told="")
-        self._bars.update(self._jobs[job], completed=done, told=told, description=description)
+            self._jobs[job] = self._bars.add_task(description, total=total), self._told.add_task("", total=None)
+        bar, line = self._jobs[job]
+        self._bars.update(bar, completed=done, description=description)
+        self._told.update(line, description=told, visible=bool(told))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -71,7 +76,7 @@ class Display:
 
             # A new one: one that was stopped would wipe away what was printed since.  Standard output may go elsewhere
             # than to the terminal, so it is left alone.
-            shown = Group(self._bars, self._doing)
+            shown = Group(self._bars, self._told, self._doing)
             self._live = Live(shown, console=self._console, transient=True, redirect_stdout=False)
             self._live.start()
 

@@ -1,4 +1,4 @@
-"""The ledger of claims as commands print it: a table for a terminal, one JSON object."""
+"""The ledger of claims as commands print it: sentences, a table, one JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from loopscope.cli.app import print_table, say
+from loopscope.cli.app import print_table, prose, say
 
 if TYPE_CHECKING:
     from loopscope.stats import Estimate
@@ -14,7 +14,44 @@ if TYPE_CHECKING:
     from loopscope.studies.evidence import Control
 
 
-def print_ledger(verdicts: Sequence[Verdict]) -> None:
+def print_ledger(verdicts: Sequence[Verdict], as_table: bool = False) -> None:
+    """A sentence for every claim, under the study it belongs to, then the tally; or all of it as a table."""
+    if as_table:
+        return _print_table(verdicts)
+    from loopscope.studies.measured import study_of
+    from loopscope.studies.report.ledger import control, summary
+
+    groups: dict[str, list[Verdict]] = {}
+    for each in verdicts:
+        groups.setdefault(study_of(each.claim.experiment) if each.claim.experiment else "other", []).append(each)
+    for study, members in groups.items():
+        say(study)
+        for each in members:
+            prose(sentence(each), "    ", "  ")
+            for failed in each.failed:
+                prose(f"{control(failed)}.", "      ", "    ")
+        say("")
+    prose(f"{summary(verdicts)}.")
+    prose(
+        "Shares in %, with 95 % intervals or ± SD over backbones. `--table` also has what other records say and what "
+        "was changed."
+    )
+
+
+def sentence(verdict: Verdict) -> str:
+    """A claim, whether it holds, our number and the published one."""
+    from loopscope.studies.closeness import CHANGED
+    from loopscope.studies.report.ledger import interval
+
+    claim = verdict.claim
+    changed = ", at a changed protocol" if verdict.protocol == CHANGED else ""
+    ours = " (a row of ours, not counted)" if claim.kind == "ours" else ""
+    told = f"{verdict.verdict.capitalize()}{changed}: {claim.text}{ours}."
+    found = ", ".join(filter(None, (verdict.ours, interval(verdict))))
+    return f"{told} {f'Here {found}; published' if found else 'Published'}: {claim.paper}. [{claim.id}]"
+
+
+def _print_table(verdicts: Sequence[Verdict]) -> None:
     """The table, then what stands beside its rows, and what was changed of the protocol."""
     from loopscope.studies.report.ledger import asides, known_changes, protocol, summary
 
@@ -27,9 +64,9 @@ def print_ledger(verdicts: Sequence[Verdict]) -> None:
     )
     for each in verdicts:
         for said in asides(each, lists):
-            say(f"{each.claim.id}: {said}")
+            prose(f"{each.claim.id}: {said}", "  ", "")
     for changed, number in lists.items():
-        say(f"changed ({number}): {'; '.join(changed)}")
+        prose(f"changed ({number}): {'; '.join(changed)}", "  ", "")
 
 
 def _ours(verdict: Verdict) -> tuple[str, ...]:

@@ -13,24 +13,19 @@ import typer
 from loopscope.bounds import VOCABULARY, whole
 from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.cli.display import spinner
+from loopscope.cli.options import Chat, Force, LanguageModel, Top, bundled
 from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.errors import InputError, nearest
 from loopscope.store.outputs import check_file, parent_of
 
 if TYPE_CHECKING:
     from loopscope.measure.readouts import Readouts
-    from loopscope.models.passes import Boundary
     from loopscope.models.text import Tokenizer
 
 lm_app = typer.Typer(no_args_is_help=True, help="Looped language models: Ouro, and Qwen3 or Llama applied in loops.")
 app.add_typer(lm_app, name="lm")
 
 SOURCES = ("smollm2-135m",)
-
-Chat = Annotated[bool, typer.Option("--chat", help="Put each text into the chat template, as a question.")]
-Precision = Annotated[str, typer.Option("--dtype", help="What the model computes in: fp32 or bf16; maps stay fp32.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace --out if it is a file that Loopscope wrote.")]
-Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
 
 
 def quiet_transformers() -> None:
@@ -59,37 +54,30 @@ def lm_get(
 
 
 @lm_app.command("readouts")
+@bundled
 def lm_readouts(
-    path: Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")],
+    asked: LanguageModel,
     text: Annotated[list[str] | None, typer.Option(help="A text to read (repeatable).")] = None,
     ids: Annotated[str | None, typer.Option(help='Tokens to read, such as "[[1, 7, 3]]".')] = None,
     chat: Chat = False,
     loops: Annotated[int | None, typer.Option(help="Calls of the stack; default: the model's, or 4.")] = None,
-    boundary: Ending = None,
-    top: Annotated[int, typer.Option(help="How many tokens to show for each loop.")] = 5,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Precision = "fp32",
+    top: Top = 5,
     out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every loop and row.")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Read texts after every loop: the likeliest next tokens; with --out, all logits of every loop."""
     quiet_transformers()
-    from loopscope.loading import language_folder
     from loopscope.measure.readouts import read_loops, write_readouts
     from loopscope.models.decoding import pad_left
     from loopscope.models.folders import load, read_config
-    from loopscope.models.passes import precision_named
-    from loopscope.training.job import pick_device
 
     if (text is None) == (ids is None):
         raise InputError("give either --text or --ids")
     if chat and text is None:
         raise InputError("--chat puts a text into the chat template; give --text")
-    kind = ending_named(boundary)
-    precision = precision_named(dtype)
+    path, ending, precision = asked.folder, asked.ending, asked.precision
     whole("--top", top, 1, VOCABULARY)
-    path = language_folder(path)
     read_config(path)  # is it a model folder at all?
     if out is not None:
         check_out(out, path, force)
@@ -103,7 +91,7 @@ def lm_readouts(
     with spinner() as log:
         log("loading")
         choose_threads(weights_in(path))
-        model = load(path, loops=loops, boundary=kind, device=pick_device(device), dtype=precision)
+        model = load(path, loops=loops, boundary=ending, device=asked.place, dtype=precision)
         log("reading")
         found = read_loops(model, tokens, mask=mask, last=out is None)
         if out is not None:
@@ -114,20 +102,13 @@ def lm_readouts(
         "model_type": str(read_config(path)["model_type"]),
         "loops": model.loops,
         "boundary": model.boundary,
-        "dtype": dtype,
+        "dtype": asked.dtype,
         "examples": _examples(found, tokenizer, prompts, top),
         "out": None if out is None else str(out),
     }
     if as_json:
         return print_json(report)
     _print(report)
-
-
-def ending_named(boundary: str | None) -> Boundary | None:
-    """What --boundary names; InputError where there is nothing of that name."""
-    from loopscope.models.passes import boundary_named
-
-    return None if boundary is None else boundary_named(boundary)
 
 
 def check_out(out: Path, folder: Path, force: bool) -> None:

@@ -14,22 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from loopscope.bounds import VOCABULARY, whole
-from loopscope.cli.app import AsJson, print_json, say
+from loopscope.cli.app import AsJson, print_json, prose, say
 from loopscope.cli.display import spinner
-from loopscope.cli.lm import (
-    Chat,
-    Ending,
-    Force,
-    Precision,
-    check_out,
-    encoded,
-    ending_named,
-    lm_app,
-    named,
-    quiet_transformers,
-)
+from loopscope.cli.lm import check_out, encoded, lm_app, named, quiet_transformers
+from loopscope.cli.options import AnyMap, Chat, Force, LanguageModel, Top, bundled, map_named
 from loopscope.cli.threads import choose_threads, weights_in
-from loopscope.cli.training import Device
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,27 +27,34 @@ if TYPE_CHECKING:
 
     from loopscope.measure.patching import Recovery, Said
     from loopscope.models.folders import Adapter
-    from loopscope.models.passes import Boundary
     from loopscope.models.steering import InFull, Provenance
     from loopscope.models.text import Tokenizer
 
-Folder = Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")]
-Maps = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J or a zoo name (repeatable)."),
-]
-AnyMap = Annotated[
-    bool, typer.Option("--any-map", help="Take maps that were fitted to another model or boundary, too.")
-]
-Row = Annotated[int, typer.Option(help="The row whose next token is read.")]
+
+@dataclass(frozen=True, kw_only=True)
+class Patched(LanguageModel):
+    """A language model that is patched: its maps, how it is spoken to and read, and where results go."""
+
+    maps: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J, or its zoo name (repeatable)."),
+    ] = None
+    any_map: AnyMap = False
+    chat: Chat = False
+    row: Annotated[int, typer.Option(help="The row whose next token is read.")] = -1
+    out: Annotated[Path | None, typer.Option(help="A safetensors file for what comes out.")] = None
+    force: Force = False
+    as_json: AsJson = False
+
 
 SHOWN = 6
 """Rows in which texts differ that are named."""
 
 
 @lm_app.command("patch")
+@bundled
 def lm_patch(
-    folder: Folder,
+    asked: Patched,
     programs: Annotated[
         list[str], typer.Argument(metavar="PROGRAM...", help='Such as "F3 F[layer[5].row[-1].z<-(F4)@other]".')
     ],
@@ -67,17 +63,7 @@ def lm_patch(
         list[str] | None,
         typer.Option(metavar="NAME=TEXT", help="A text of as many tokens, @NAME in programs (repeatable)."),
     ] = None,
-    maps: Maps = None,
-    any_map: AnyMap = False,
-    chat: Chat = False,
-    row: Row = -1,
-    top: Annotated[int, typer.Option(help="How many tokens to show for each program.")] = 5,
-    boundary: Ending = None,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    out: Annotated[Path | None, typer.Option(help="A safetensors file for the logits of every program.")] = None,
-    force: Force = False,
-    as_json: AsJson = False,
+    top: Top = 5,
 ) -> None:
     """Run programs with patches on a text; the likeliest next tokens of each, beside those of its plain program.
 
@@ -88,40 +74,40 @@ def lm_patch(
     from loopscope.program import Program
 
     whole("--top", top, 1, VOCABULARY)
-    asked = [Program.parse(each) for each in programs]
-    job = _job(folder, boundary, dtype, device, maps, any_map, out, force)
-    tokens = job.tokens(["--text"], [text], chat)
+    wanted = [Program.parse(each) for each in programs]
+    job = _job(asked)
+    row, out = asked.row, asked.out
+    tokens = job.tokens(["--text"], [text])
     texts = _pairs("--other", "NAME=TEXT", other)
-    inputs = {
-        name: job.tokens([f"--other {name}"], [each], chat, like=("--text", tokens)) for name, each in texts.items()
-    }
-    check(job.shape, tokens, asked, maps=job.maps, others=inputs, row=row)
+    inputs = {name: job.tokens([f"--other {name}"], [each], like=("--text", tokens)) for name, each in texts.items()}
+    check(job.shape, tokens, wanted, maps=job.maps, others=inputs, row=row)
     with spinner() as log:
         model, steps = job.load(log)
         log("running")
-        found = compare(model, tokens, asked, maps=steps, others=inputs, row=row)
+        found = compare(model, tokens, wanted, maps=steps, others=inputs, row=row)
         if out is not None:
             import torch
 
             tensors = {"logits": torch.stack([each.logits for each in found]), "tokens": tokens[0]}
             tensors |= {f"other.{name}": each[0] for name, each in inputs.items()}
             about = {"programs": [str(each.program) for each in found]}
-            write_tensors(out, tensors, about, force)
+            write_tensors(out, tensors, about, asked.force)
     report = {
-        **job.about(row),
+        **job.about(),
         "tokens": tokens[0].tolist(),
         "others": {name: each[0].tolist() for name, each in inputs.items()},
         "programs": [_said(each, job.tokenizer, top) for each in found],
         "out": None if out is None else str(out),
     }
-    if as_json:
+    if asked.as_json:
         return print_json(report)
     _print_programs(report, job.name)
 
 
 @lm_app.command("sweep")
+@bundled
 def lm_sweep(
-    folder: Folder,
+    asked: Patched,
     what: Annotated[
         str,
         typer.Argument(
@@ -139,16 +125,6 @@ def lm_sweep(
     loop: Annotated[list[int] | None, typer.Option(help="A loop to patch in (repeatable); default: all.")] = None,
     layer: Annotated[list[int] | None, typer.Option(help="A layer to patch in (repeatable); default: all.")] = None,
     each_head: Annotated[bool, typer.Option("--each-head", help="One head at a time instead of all at once.")] = False,
-    maps: Maps = None,
-    any_map: AnyMap = False,
-    chat: Chat = False,
-    row: Row = -1,
-    boundary: Ending = None,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    out: Annotated[Path | None, typer.Option(help="A safetensors file for the results of every place.")] = None,
-    force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
     """Patch a component from another text, one loop and layer at a time: how far does it move the answer?
 
@@ -162,24 +138,25 @@ def lm_sweep(
     if len(text) != len(source):
         raise InputError(f"every --text needs a --from: {len(text)} and {len(source)} were given")
     site = Site.parse(f"layer[1].{what}")
-    asked = None if program is None else as_program(program)
-    job = _job(folder, boundary, dtype, device, maps, any_map, out, force)
-    tokens = job.tokens(_numbered("--text", text), text, chat)
-    other = job.tokens(_numbered("--from", source), source, chat, like=("--text", tokens))
-    asked = F**job.shape.loops if asked is None else asked
-    check(job.shape, tokens, [asked], maps=job.maps, others={}, row=row)
-    cells = places(job.shape, asked, site, tokens.shape[1], loops=loop, layers=layer, each_head=each_head)
+    given = None if program is None else as_program(program)
+    job = _job(asked)
+    row, out = asked.row, asked.out
+    tokens = job.tokens(_numbered("--text", text), text)
+    other = job.tokens(_numbered("--from", source), source, like=("--text", tokens))
+    whole_run = F**job.shape.loops if given is None else given
+    check(job.shape, tokens, [whole_run], maps=job.maps, others={}, row=row)
+    cells = places(job.shape, whole_run, site, tokens.shape[1], loops=loop, layers=layer, each_head=each_head)
     with spinner() as log:
         model, steps = job.load(log)
-        found = recover(model, tokens, other, asked, cells, maps=steps, row=row, name=job.name, log=log)
+        found = recover(model, tokens, other, whole_run, cells, maps=steps, row=row, name=job.name, log=log)
         if out is not None:
             tensors = {"recovered": found.recovered, "named": found.named.long(), "answers": found.answers}
             tensors |= {"tokens": tokens, "from": other}
-            about = {"program": str(asked), "addresses": [str(each) for each in cells]}
-            write_tensors(out, tensors, about, force)
+            about = {"program": str(whole_run), "addresses": [str(each) for each in cells]}
+            write_tensors(out, tensors, about, asked.force)
     report = {
-        **job.about(row),
-        "program": str(asked),
+        **job.about(),
+        "program": str(whole_run),
         "component": what,
         "texts": [
             {"tokens": tokens[at].tolist(), "from": other[at].tolist(), 
@@ -193,7 +170,7 @@ def lm_sweep(
         ],
         "out": None if out is None else str(out),
     }  # fmt: skip
-    if as_json:
+    if asked.as_json:
         return print_json(report)
     _print_sweep(report, found)
 
@@ -205,22 +182,18 @@ def lm_sweep(
 class _Job:
     """A model folder to be loaded: its shape, tokenizer and maps, checked before its weights are read."""
 
-    folder: Path
+    asked: Patched
+    device: torch.device
     shape: Adapter
     tokenizer: Tokenizer
     maps: dict[str, InFull]
     provenance: dict[str, Provenance]
-    boundary: Boundary | None
-    dtype: str
-    device: torch.device
 
-    def tokens(
-        self, names: Sequence[str], texts: Sequence[str], chat: bool, like: tuple[str, Tensor] | None = None
-    ) -> Tensor:
+    def tokens(self, names: Sequence[str], texts: Sequence[str], like: tuple[str, Tensor] | None = None) -> Tensor:
         """Texts as tokens [texts, T]; InputError unless all have as many tokens as the first, and as `like`."""
         from loopscope.models.decoding import pad_left
 
-        prompts = [encoded(self.tokenizer, text, chat) for text in texts]
+        prompts = [encoded(self.tokenizer, text, self.asked.chat) for text in texts]
         first, wanted = (names[0], len(prompts[0])) if like is None else (like[0], like[1].shape[1])
         for name, prompt in zip(names, prompts, strict=True):
             if len(prompt) != wanted:
@@ -230,46 +203,41 @@ class _Job:
     def load(self, log: Callable[[str], None]) -> tuple[Adapter, dict[str, InFull]]:
         """The model and the maps on their device."""
         from loopscope.models.folders import load
-        from loopscope.models.passes import PRECISIONS
 
         log("loading")
-        model = load(self.folder, boundary=self.boundary, device=self.device, dtype=PRECISIONS[self.dtype])
+        asked = self.asked
+        model = load(asked.folder, boundary=asked.ending, device=self.device, dtype=asked.precision)
         return model, {name: step.to(self.device) for name, step in self.maps.items()}
 
     def name(self, token: int) -> str:
         """A token for people to read."""
         return json.dumps(self.tokenizer.name(token), ensure_ascii=False)
 
-    def about(self, row: int) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """The model and where its maps are from, for the report."""
-        model = {"folder": str(self.folder), "boundary": self.shape.boundary, "dtype": self.dtype, "row": row}
-        return {**model, "maps": {name: each.notes for name, each in self.provenance.items()}}
+        asked, maps = self.asked, {name: each.notes for name, each in self.provenance.items()}
+        model = {"folder": str(asked.folder), "boundary": self.shape.boundary, "dtype": asked.dtype, "row": asked.row}
+        return {**model, "maps": maps}
 
 
-def _job(
-    folder: Path, boundary: str | None, dtype: str, device: str, maps: list[str] | None, any_map: bool,
-    out: Path | None, force: bool,
-) -> _Job:  # fmt: skip
+def _job(asked: Patched) -> _Job:
     quiet_transformers()
-    from loopscope.loading import language_folder, map_folder
     from loopscope.models.folders import outline
-    from loopscope.models.passes import precision_named
     from loopscope.models.steering import InFull, check_fitted, load_steering_map
     from loopscope.models.text import load_tokenizer
-    from loopscope.training.job import pick_device
 
-    ending = ending_named(boundary)
-    precision_named(dtype)
-    where = pick_device(device)
-    folder = language_folder(folder)
-    choose_threads(weights_in(folder))
-    shape = outline(folder, boundary=ending)
-    if out is not None:
-        check_out(out, folder, force)
-    places = {name: map_folder(each) for name, each in _pairs("--map", "NAME=FOLDER", maps).items()}
-    steps = {name: InFull(load_steering_map(each, folder, shape.width).float()) for name, each in places.items()}
-    origins = {name: check_fitted(each, folder, shape.boundary, any_map=any_map) for name, each in places.items()}
-    return _Job(folder, shape, load_tokenizer(folder), steps, origins, ending, dtype, where)
+    choose_threads(weights_in(asked.folder))
+    ending, _, device = asked.ending, asked.precision, asked.place
+    shape = outline(asked.folder, boundary=ending)
+    if asked.out is not None:
+        check_out(asked.out, asked.folder, asked.force)
+    given = _pairs("--map", "NAME=FOLDER", asked.maps)
+    places = {name: map_named(Path(each)) for name, each in given.items()}
+    steps = {name: InFull(load_steering_map(each, asked.folder, shape.width).float()) for name, each in places.items()}
+    origins = {
+        name: check_fitted(each, asked.folder, shape.boundary, any_map=asked.any_map) for name, each in places.items()
+    }
+    return _Job(asked, device, shape, load_tokenizer(asked.folder), steps, origins)
 
 
 def _pairs(option: str, form: str, given: Iterable[str] | None) -> dict[str, str]:
@@ -310,9 +278,10 @@ def _said(said: Said, tokenizer: Tokenizer, count: int) -> dict[str, Any]:
 def _print_programs(report: dict[str, Any], name: Callable[[int], str]) -> None:
     """A block for each program: its text is often longer than a column of a table could be."""
     tokens, row = report["tokens"], report["row"]
-    say(f"{_model(report)}, next tokens at row {row % len(tokens)} of {len(tokens)}, {name(tokens[row])}")
+    prose(f"{_model(report)}, next tokens at row {row % len(tokens)} of {len(tokens)}, {name(tokens[row])}")
     for each in report["programs"]:
-        say(each["program"], f"  next   {'  '.join(map(named, each['top']))}")
+        say(each["program"])
+        prose("  ".join(map(named, each["top"])), " " * 9, "  next   ")
         if each["plain"] is not None:
             first = each["first"]
             token = json.dumps(first["token"], ensure_ascii=False)
@@ -321,19 +290,23 @@ def _print_programs(report: dict[str, Any], name: Callable[[int], str]) -> None:
         apart = [at for at, pair in enumerate(zip(tokens, theirs, strict=True)) if pair[0] != pair[1]]
         told = [f"row {at} {name(tokens[at])} is {name(theirs[at])}" for at in apart[:SHOWN]]
         more = [f"{len(apart) - SHOWN} rows more"] if len(apart) > SHOWN else []
-        say(f"@{other}: {', '.join([*told, *more]) or 'the same tokens'}")
+        prose(f"@{other}: {', '.join([*told, *more]) or 'the same tokens'}")
     _print_out(report)
 
 
 def _print_sweep(report: dict[str, Any], found: Recovery) -> None:
     """Recovered logit differences in percent, layer by loop, or layer by head for each loop."""
     texts = report["texts"]
-    say(f"{_model(report)}, {report['program']} patched in {report['component']} from another text:")
+    prose(f"{_model(report)}, {report['program']} patched in {report['component']} from another text:")
     for each in texts:
         own, other = (json.dumps(answer["token"], ensure_ascii=False) for answer in each["answers"])
-        say(f"  logit of {other} less that of {own}: {each['before']:.2f}, in the other text {each['after']:.2f}")
+        prose(
+            f"logit of {other} less that of {own}: {each['before']:.2f}, in the other text {each['after']:.2f}",
+            "    ",
+            "  ",
+        )
     marked = "*: the other answer is named" if len(texts) == 1 else "1/2: in 1 of 2 texts the other answer is named"
-    say(f"recovered of that difference, in % ({marked})")
+    prose(f"recovered of that difference, in % ({marked})")
     each_head = len({place.site.heads for place in found.addresses}) > 1
     groups: dict[str, dict[tuple[int, int], Text]] = {}
     for at, place in enumerate(found.addresses):
@@ -343,13 +316,17 @@ def _print_sweep(report: dict[str, Any], found: Recovery) -> None:
             float(found.recovered[at].mean()), int(found.named[at].sum()), len(texts)
         )
     for title, cells in groups.items():
-        layers, columns = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
-        table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
-        for name in ("layer", *(f"H{each}" if each_head else f"loop {each}" for each in columns)):
-            table.add_column(name, justify="right", no_wrap=True)
-        for layer in layers:
-            table.add_row(str(layer), *(cells[layer, each] for each in columns))
-        Console().print(table)
+        layers, others = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
+        widest = max(6, *(len(cell) for cell in cells.values())) + 1
+        many = max(1, (Console().width - 6) // widest)
+        for first in range(0, len(others), many):
+            columns = others[first : first + many]
+            table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+            for name in ("layer", *(f"H{each}" if each_head else f"loop {each}" for each in columns)):
+                table.add_column(name, justify="right", no_wrap=True)
+            for layer in layers:
+                table.add_row(str(layer), *(cells[layer, each] for each in columns))
+            Console().print(table)
     _print_out(report)
 
 
@@ -366,6 +343,6 @@ def _model(report: dict[str, Any]) -> str:
 
 def _print_out(report: dict[str, Any]) -> None:
     for name, each in report["maps"].items():
-        say(f"J:{name}: {each['provenance']}")
+        prose(f"J:{name}: {each['provenance']}")
     if report["out"]:
         say(f"written: {report['out']}")

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopscope.cli.app import AsJson, print_json
-from loopscope.cli.lm import Ending, ending_named, lm_app
+from loopscope.cli.lm import lm_app
 from loopscope.cli.lm_tests import check_batch, print_record, record_json
-from loopscope.cli.lm_tuning import Compiled, Folder, Text, at_work, print_tuning, tuning_json
+from loopscope.cli.lm_tuning import Compiled, Text, at_work, print_tuning, tuning_json
+from loopscope.cli.options import Device, Ending, ModelFolder, SaveEvery, StoreFolder, ending_named
+from loopscope.cli.progress import Steps
 from loopscope.cli.reproducing import refuse_files, refuse_incomplete
-from loopscope.cli.stores import StoreFolder, store_to_be
-from loopscope.cli.training import Device, SaveEvery
+from loopscope.cli.stores import store_to_be
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @lm_app.command("reproduce")
 def lm_reproduce(
     protocol: Annotated[str, typer.Argument(help="letters, antonyms or iterations.")],
-    folder: Folder,
+    folder: ModelFolder,
     out: Annotated[Path, typer.Option(help="A folder for the trained models, one for each recipe.")],
     scale: Annotated[
         str, typer.Option("--recipes", help="paper; smol: for a small model; small: for one with random weights.")
@@ -60,9 +61,12 @@ def lm_reproduce(
     target = store_to_be(store)
     outcomes: list[Trained | Record] = []
     with at_work(folder, text, device, save_every, compiled) as (sources, settings, shown):
+        bar = Steps(shown, protocol, (asked.adapt is not None) + 3 * len(asked.arms))
         for each in carry_out(
-            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, log=shown.log
+            asked, folder, out, target, settings, name=name, boundary=ending, sources=sources, log=bar.log
         ):
+            if isinstance(each, Trained) or isinstance(outcomes[-1], Trained):  # several records are one test
+                bar.advance()
             outcomes.append(each)
             if not as_json:
                 with shown.aside():

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loopscope.bounds import BATCH, whole
-from loopscope.cli.app import AsJson, print_json, print_table, say
+from loopscope.cli.app import AsJson, print_json, print_table, prose
 from loopscope.cli.display import spinner
-from loopscope.cli.lm import Ending, Precision, ending_named, lm_app, quiet_transformers
-from loopscope.cli.stores import StoreFolder, store_to_be
+from loopscope.cli.lm import lm_app, quiet_transformers
+from loopscope.cli.options import AnyMap, LanguageModel, MapFolder, StoreFolder, bundled
+from loopscope.cli.stores import store_to_be
 from loopscope.cli.threads import choose_threads, weights_in
-from loopscope.cli.training import Device
 
 if TYPE_CHECKING:
     from loopscope.quantity import Quantity
@@ -29,21 +30,27 @@ test_app = typer.Typer(
 )
 lm_app.add_typer(test_app, name="test")
 
-Folder = Annotated[Path, typer.Argument(help="A model folder (with tokenizer and chat template), or a zoo name.")]
-MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J, or one of the zoo.")]
-Name = Annotated[str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")]
 Loops = Annotated[int | None, typer.Option(help="Calls of the stack; default: those of the map's fit, or the model's.")]
 Batch = Annotated[int, typer.Option(help="Questions at a time.")]
-AnyMap = Annotated[
-    bool, typer.Option("--any-map", help="Take a map that was fitted to another model or boundary; no claim does.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested(LanguageModel):
+    """A language model that is tested with a map, what records call it, and where they go."""
+
+    steering: MapFolder
+    store: StoreFolder = Path("store")
+    name: Annotated[
+        str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")
+    ] = None
+    any_map: AnyMap = False
+    as_json: AsJson = False
 
 
 @test_app.command("letters")
+@bundled
 def lm_test_letters(
-    folder: Folder,
-    step: MapFolder,
-    store: StoreFolder = Path("store"),
+    asked: Tested,
     test: Annotated[
         list[str] | None,
         typer.Option(help="walks, steering, pattern-vs-output or restoration (repeatable); default: all."),
@@ -52,78 +59,58 @@ def lm_test_letters(
     heads: Annotated[
         str | None, typer.Option(help="Patch these instead of searching: '42.2,10 44.1' (layers from 1).")
     ] = None,
-    name: Name = None,
     loops: Loops = None,
-    boundary: Ending = None,
     batch: Batch = 16,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    any_map: AnyMap = False,
-    as_json: AsJson = False,
 ) -> None:
     """How far each loop walks; the heads that carry the steering of eight steps, and patches of them on 256 pairs."""
     from loopscope.measure.heads import Heads
-    from loopscope.studies.language.records import LETTER_TESTS, check_letters, measure_letters
+    from loopscope.studies.letters.records import LETTER_TESTS, check_letters, measure_letters
 
-    asked = tuple(dict.fromkeys(test or LETTER_TESTS))
-    check_letters(asked, pairs)
+    tests = tuple(dict.fromkeys(test or LETTER_TESTS))
+    check_letters(tests, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
-        made = measure_letters(subject, target, tests=asked, heads=chosen, count=pairs, batch=batch, log=log)
-    _show(made, as_json)
+    with _at_work(asked, loops) as (subject, target, log):
+        made = measure_letters(subject, target, tests=tests, heads=chosen, count=pairs, batch=batch, log=log)
+    _show(made, asked.as_json)
 
 
 @test_app.command("antonyms")
+@bundled
 def lm_test_antonyms(
-    folder: Folder,
-    step: MapFolder,
+    asked: Tested,
     supervision: Annotated[str, typer.Option(help="How the backbone was trained: final-only or stepwise.")],
-    store: StoreFolder = Path("store"),
     sequences: Annotated[int, typer.Option(help="Only the first so many of the 64 sequences.")] = 64,
-    name: Name = None,
     loops: Loops = None,
-    boundary: Ending = None,
     batch: Batch = 32,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    any_map: AnyMap = False,
-    as_json: AsJson = False,
 ) -> None:
     """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
+    from loopscope.studies.antonyms.records import measure_antonyms
     from loopscope.studies.antonyms.tests import readout_requests
-    from loopscope.studies.language.records import measure_antonyms
 
     readout_requests(supervision, sequences)
     check_batch(batch)
-    with _at_work(folder, step, store, name, loops, boundary, device, dtype, any_map) as (subject, target, log):
+    with _at_work(asked, loops) as (subject, target, log):
         made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, log=log)
-    _show([made], as_json)
+    _show([made], asked.as_json)
 
 
 @test_app.command("iterations")
+@bundled
 def lm_test_iterations(
-    folder: Folder,
-    step: MapFolder,
-    store: StoreFolder = Path("store"),
+    asked: Tested,
     cases: Annotated[int, typer.Option(help="Requests for each task, k and set of starts; there are 32.")] = 32,
-    name: Name = None,
-    boundary: Ending = None,
     batch: Batch = 32,
-    device: Device = "auto",
-    dtype: Precision = "fp32",
-    any_map: AnyMap = False,
-    as_json: AsJson = False,
 ) -> None:
     """Go on from a common h4 with J and F, F, J, or stop: five tasks, 1-8 steps, held-out and trained starts."""
+    from loopscope.studies.iterations.records import measure_iterations
     from loopscope.studies.iterations.tests import requests
-    from loopscope.studies.language.records import measure_iterations
 
     requests(cases)
     check_batch(batch)
-    with _at_work(folder, step, store, name, None, boundary, device, dtype, any_map) as (subject, target, log):
+    with _at_work(asked) as (subject, target, log):
         made = measure_iterations(subject, target, cases=cases, batch=batch, log=log)
-    _show([made], as_json)
+    _show([made], asked.as_json)
 
 
 def check_batch(batch: int) -> None:
@@ -132,30 +119,29 @@ def check_batch(batch: int) -> None:
 
 
 @contextmanager
-def _at_work(
-    folder: Path, step: Path, store: Path, name: str | None, loops: int | None, boundary: str | None, device: str,
-    dtype: str, any_map: bool,
-) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:  # fmt: skip
+def _at_work(asked: Tested, loops: int | None = None) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
-    from loopscope.loading import language_folder, map_folder
-    from loopscope.models.passes import precision_named
     from loopscope.studies.language.records import load_language
-    from loopscope.training.job import pick_device
 
-    ending = ending_named(boundary)
-    precision = precision_named(dtype)
-    place = language_folder(folder)
-    called = folder.name if name is None and place != folder else name  # the folder of a zoo's model is called by a key
-    target = store_to_be(store)
+    ending, precision, target = asked.ending, asked.precision, store_to_be(asked.store)
     with spinner() as log:
         log("loading")
-        choose_threads(weights_in(place))
+        choose_threads(weights_in(asked.folder))
         subject = load_language(
-            place, map_folder(step), name=called, loops=loops, boundary=ending, device=pick_device(device),
-            dtype=precision, any_map=any_map,
+            asked.folder, asked.steering, name=asked.name or _kept_as(asked.folder), loops=loops, boundary=ending,
+            device=asked.place, dtype=precision, any_map=asked.any_map,
         )  # fmt: skip
         yield subject, target, log
+
+
+def _kept_as(folder: Path) -> str | None:
+    """The name under which a store has this folder; None of any other."""
+    from loopscope.store.artefacts import name_of
+    from loopscope.store.contents import Artefact
+    from loopscope.store.manifest import MANIFEST, read_manifest
+
+    return name_of(Artefact(folder, read_manifest(folder))) if (folder / MANIFEST).is_file() else None
 
 
 def _show(made: list[Record], as_json: bool) -> None:
@@ -174,9 +160,9 @@ def print_record(record: Record) -> None:
         if rows := [(row.label, *_numbers(row)) for row in table.rows]:
             print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
         if table.note:
-            say(table.note)
+            prose(table.note)
     if provenance := record.notes.get("map", {}).get("provenance"):
-        say(f"The map is {provenance}.")
+        prose(f"The map is {provenance}.")
 
 
 def _numbers(row: Quantity) -> tuple[str, str, str, str]:

@@ -13,10 +13,11 @@ import typer
 
 from loopscope.cli import training
 from loopscope.cli.app import AsJson, note, print_json, print_table, say
-from loopscope.cli.lm import Ending, ending_named, lm_app, quiet_transformers
-from loopscope.cli.stores import StoreFolder, store_to_be
+from loopscope.cli.display import Display
+from loopscope.cli.lm import lm_app, quiet_transformers
+from loopscope.cli.options import Device, Ending, ModelFolder, SaveEvery, StoreFolder, ending_named
+from loopscope.cli.stores import store_to_be
 from loopscope.cli.threads import choose_threads, weights_in
-from loopscope.cli.training import Device, SaveEvery
 from loopscope.errors import InputError
 from loopscope.store.outputs import check_file, check_folder, parent_of, write_file
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from loopscope.training.lm.jobs import Finished, Settings
     from loopscope.training.lm.recipe import Recipe
 
-Folder = Annotated[Path, typer.Argument(help="A model folder (config.json, safetensors, tokenizer), or a zoo name.")]
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
 Updates = Annotated[int | None, typer.Option(help="End after so many updates; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
@@ -107,7 +107,7 @@ def lm_rules(
 
 @lm_app.command("keep")
 def lm_keep(
-    folder: Folder,
+    folder: ModelFolder,
     name: Annotated[str, typer.Argument(help="What it is called from now on, such as letters-4x128.")],
     store: StoreFolder = Path("store"),
     as_json: AsJson = False,
@@ -125,7 +125,7 @@ def lm_keep(
 
 @lm_app.command("finetune")
 def lm_finetune(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name,
     out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
     updates: Updates = None,
@@ -139,11 +139,9 @@ def lm_finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
-    from loopscope.loading import language_folder
     from loopscope.models.folders import LOOPED
     from loopscope.training.lm.jobs import finetune
 
-    folder = language_folder(folder)
     kind = ending_named(boundary)
     parent_of(out)
     check_folder(out, ours=LOOPED)
@@ -155,7 +153,7 @@ def lm_finetune(
 
 @lm_app.command("fit")
 def lm_fit(
-    folder: Folder,
+    folder: ModelFolder,
     recipe: Name,
     out: Annotated[Path | None, typer.Option(help="A folder to save the map in as well; it must not exist.")] = None,
     updates: Updates = None,
@@ -168,10 +166,8 @@ def lm_fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
-    from loopscope.loading import language_folder
     from loopscope.training.lm.jobs import fit, save_fitted
 
-    folder = language_folder(folder)
     if out is not None:
         parent_of(out)
         check_folder(out)

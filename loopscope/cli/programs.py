@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, say
+from loopscope.cli.app import AsJson, app, print_json, print_table, prose, say
+from loopscope.cli.options import map_named
 from loopscope.errors import InputError, nearest
 from loopscope.store.files import first_line, read
 
 if TYPE_CHECKING:
     from loopscope.model import ModelConfig
+    from loopscope.store.store import Artefact
 
 maps_app = typer.Typer(no_args_is_help=True, help="Saved maps J.")
 app.add_typer(maps_app, name="maps")
@@ -41,7 +45,7 @@ def populations(as_json: AsJson = False) -> None:
 def plan(
     programs: Annotated[list[str], typer.Argument(help='Programs, such as "F6 J:one F".')],
     model: Annotated[
-        str, typer.Option(help="graph-walk, parity, relations, or a JSON file of settings.")
+        str, typer.Option(help="graph-walk, parity, relations, a backbone of the zoo, or a JSON file of settings.")
     ] = "graph-walk",
     tokens: Annotated[int, typer.Option(help="Rows of the input; 0: the model's position table, or 35.")] = 0,
     row: Annotated[list[int] | None, typer.Option(help="A row to read (repeatable; default: the last).")] = None,
@@ -73,7 +77,7 @@ def plan(
     rows = ((p["program"], p["calls"], f"{p['forwards']:.3f}") for p in report["programs"])
     print_table("Programs (cost alone, in plain runs of the longest)", ("program", "calls", "cost"), rows)
     say(f"together: {report['distinct_calls']} distinct calls, cost {report['forwards']:.3f}")
-    say("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
+    prose("(before examples share anything; runs on aligned inputs that patches take values from are counted)")
 
 
 def _model_config(name: str) -> ModelConfig:
@@ -85,7 +89,7 @@ def _model_config(name: str) -> ModelConfig:
         return presets[name]()
     path = Path(name)
     if not path.is_file():
-        raise InputError(f"no model {name!r}: neither a file nor one of {', '.join(presets)}{nearest(name, presets)}")
+        return _of_zoo(name, presets)
     try:
         values = parse_json(read(path, limit=JSON_LIMIT))
     except (RecursionError, ValueError) as error:
@@ -95,9 +99,24 @@ def _model_config(name: str) -> ModelConfig:
     return ModelConfig.from_dict(values)
 
 
+def _of_zoo(name: str, presets: Iterable[str]) -> ModelConfig:
+    """The settings of a backbone of the zoo; InputError where it has none of that name."""
+    from loopscope.store.artefacts import BACKBONE, load_backbone, name_of
+    from loopscope.store.zoo import matches, open_zoo
+
+    known: list[Artefact] = []
+    with suppress(InputError):  # there may be no zoo
+        known += open_zoo(None).every(BACKBONE)
+    if len(found := matches(known, name)) == 1:
+        return load_backbone(found[0]).config
+    close = nearest(name, [*presets, *map(name_of, known)])
+    raise InputError(f"no model {name!r}: neither a file, a backbone of the zoo nor one of {', '.join(presets)}{close}")
+
+
 @maps_app.command("show")
 def maps_show(
-    folder: Annotated[Path, typer.Argument(help="A saved map J, or one of the zoo.")], as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(help="A saved map J, or its zoo name.", callback=map_named)],
+    as_json: AsJson = False,
 ) -> None:
     """What a saved map is, and how far it is from the identity."""
     import torch
@@ -118,4 +137,11 @@ def maps_show(
     }
     if as_json:
         return print_json(report)
-    print_table("Map J", ("", "value"), report.items())
+    rows = ((name.replace("_", " "), _rounded(value)) for name, value in report.items() if name != "folder")
+    print_table(f"The map J in {folder}", ("", "value"), rows, left=2)
+
+
+def _rounded(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_rounded, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

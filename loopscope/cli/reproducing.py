@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
+from loopscope.cli.app import AsJson, app, note, print_json, prose, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import quiet_transformers
-from loopscope.cli.stores import StoreFolder, ZooFolder
+from loopscope.cli.options import Device, FirstStore, Results, SaveEvery, StoreFolder, ZooFolder
+from loopscope.cli.progress import steps as steps_done
 from loopscope.cli.threads import SMALL, choose_threads, numbers_of
-from loopscope.cli.training import Device, SaveEvery, job
+from loopscope.cli.training import job
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from loopscope.studies.evidence import Evidence
     from loopscope.studies.experiment import Cohort, Experiment
     from loopscope.studies.records import Record
-
-Results = Annotated[
-    Path | None, typer.Option(help="Folder with the stored records; default: those in results/ of the checkout.")
-]
 
 
 @app.command("list")
@@ -48,52 +45,50 @@ def list_everything(as_json: AsJson = False) -> None:
         ]
         cohorts = [asdict(each) for each in COHORTS.values()]
         return print_json({"experiments": experiments, "cohorts": cohorts, "language": spoken})
-    print_table(
-        "Experiments",
-        ("name", "question", "cohorts", "claims"),
-        ((e.name, e.question, ", ".join(e.cohorts), ", ".join(decides[e.name])) for e in EXPERIMENTS.values()),
-        left=4,
-    )
-    print_table(
-        "Cohorts",
-        ("name", "about", "recipes", "seeds", "maps"),
-        ((c.name, c.about, ", ".join(c.recipes), _range(c.seeds), _maps(c)) for c in COHORTS.values()),
-        left=5,
-    )
-    print_table(
-        "Experiments on language models",
-        ("name", "question", "command", "claims"),
-        ((e.name, e.question, e.command, ", ".join(decides[e.name])) for e in LANGUAGE.values()),
-        left=4,
-    )
+    say("Experiments, on cohorts of backbones")
+    for each in EXPERIMENTS.values():
+        _entry(each.name, each.question, f"on {', '.join(each.cohorts)}", decides[each.name])
+    say("", "Cohorts")
+    for cohort in COHORTS.values():
+        maps = f"; maps {_maps(cohort)}" if cohort.maps else ""
+        _entry(cohort.name, cohort.about, f"{', '.join(cohort.recipes)}, seeds {_range(cohort.seeds)}{maps}")
+    say("", "Experiments on language models")
+    for spoken_of in LANGUAGE.values():
+        _entry(spoken_of.name, spoken_of.question, f"`{spoken_of.command}`", decides[spoken_of.name])
+
+
+def _entry(name: str, about: str, more: str, claims: Sequence[str] = ()) -> None:
+    prose(f"{name}: {about}", "    ", "  ")
+    prose(f"{more}; decides {', '.join(claims)}" if claims else more, "    ")
 
 
 @app.command()
 def claims(
-    store: Annotated[Path | None, typer.Option(help="A store whose records come before the stored ones.")] = None,
+    store: FirstStore = None,
     results: Results = None,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="Print a table, with everything that stands beside it.")
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables that the README shows.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge every claim by the records that are there: the paper's value, ours, does it hold, by which protocol?"""
     from loopscope.cli.ledger import as_json as in_json
     from loopscope.cli.ledger import print_ledger
-    from loopscope.cli.stores import open_store
     from loopscope.studies.claims import decide
-    from loopscope.studies.reading import read
     from loopscope.studies.report.ledger import markdown as in_markdown
 
-    if markdown and as_json:
-        raise InputError("--markdown and --json are two ways to print the ledger; give one")
-    fresh = read(open_store(store)) if store is not None else []
+    ways = {"--table": as_table, "--markdown": markdown, "--json": as_json}
+    if len(given := [way for way, asked in ways.items() if asked]) > 1:
+        raise InputError(f"{given[0]} and {given[1]} are two ways to print the ledger; give one")
     with spinner() as log:
         log("judging")
-        verdicts = decide(_evidence(_stored(results), fresh, results, store))
+        verdicts = decide(evidence_of(results, store))
     if as_json:
         return print_json({"claims": [in_json(each) for each in verdicts]})
     if markdown:
         return say(*in_markdown(verdicts).split("\n"))
-    print_ledger(verdicts)
+    print_ledger(verdicts, as_table)
 
 
 @app.command()
@@ -208,8 +203,8 @@ def _quick(
             f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
         )
     choose_threads(SMALL)
-    with spinner() as log:
-        return list(carry_out(todo, weights, Store(folder), pick_device(device), log))
+    with steps_done("measuring", len(todo)) as shown:
+        return list(shown.each(carry_out(todo, weights, Store(folder), pick_device(device), shown.log)))
 
 
 def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
@@ -269,6 +264,15 @@ def _paper(
         return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, log)]
 
 
+def evidence_of(results: Path | None, store: Path | None) -> Evidence:
+    """The stored records and, before them, those of a store."""
+    from loopscope.cli.stores import open_store
+    from loopscope.studies.reading import read
+
+    fresh = [] if store is None else read(open_store(store))
+    return _evidence(_stored(results), fresh, results, store)
+
+
 def _stored(folder: Path | None) -> list[Record]:
     """The records that came with the checkout or lie in a folder; none where there is no checkout."""
     from loopscope.studies.reading import read_results
@@ -312,7 +316,7 @@ def _page(evidence: Evidence, out: Path, notes: Sequence[str] = ()) -> tuple[Pat
 
 
 def _range(numbers: tuple[int, ...]) -> str:
-    return f"{numbers[0]}-{numbers[-1]}"
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
 def _maps(cohort: Cohort) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopscope.cli.app import AsJson, app, fail, print_json, print_table, say
+from loopscope.cli.options import StoreFolder, ZooFolder
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ store_app = typer.Typer(no_args_is_help=True, help="Artefacts on disk: list, ver
 zoo_app = typer.Typer(no_args_is_help=True, help="The zoo of trained models and maps: list, verify, add.")
 app.add_typer(store_app, name="store")
 app.add_typer(zoo_app, name="zoo")
-
-StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the artefact store.")]
-ZooFolder = Annotated[Path | None, typer.Option("--zoo", help="Folder of the zoo; default: that of the checkout.")]
 
 BAD = {"damaged": "are damaged", "unreadable": "cannot be read"}
 """States of artefacts that are not as they should be, and how they are told."""
@@ -105,13 +103,17 @@ def store_gc(
 
 
 @zoo_app.command("list")
-def zoo_list(zoo: ZooFolder = None, as_json: AsJson = False) -> None:
-    """List the backbones, language models and maps of the zoo; exit code 3 when some cannot be read."""
+def zoo_list(
+    zoo: ZooFolder = None,
+    long: Annotated[bool, typer.Option("--long", help="Also when each was selected, and its score.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the models of the zoo, each with its maps; exit code 3 when some cannot be read."""
     from loopscope.store.zoo import open_zoo, readable_entries
 
     store = open_zoo(zoo)
     found, errors = readable_entries(store)
-    _show_entries(found, as_json)
+    _show_entries(store, found, as_json, long)
     if errors:
         fail(f"{len(errors)} more cannot be read; `loopscope zoo verify` says why; the first: {errors[0]}", 3)
 
@@ -147,7 +149,8 @@ def zoo_add(
     from loopscope.store.store import Store
     from loopscope.store.zoo import add, zoo_folder
 
-    _show_entries(add(Store(zoo_folder(zoo)), open_store(store), names), as_json)
+    target = Store(zoo_folder(zoo))
+    _show_entries(target, add(target, open_store(store), names), as_json)
 
 
 def store_to_be(folder: Path) -> Store:
@@ -177,11 +180,22 @@ def _show_store(found: Iterable[Status], as_json: bool) -> None:
     print_table(f"{len(rows)} artefacts", columns, lines, left=5)
 
 
-def _show_entries(found: list[Entry], as_json: bool) -> None:
+def _show_entries(store: Store, found: list[Entry], as_json: bool, long: bool = False) -> None:
+    """Every model with its maps below it, a line each; `long` with what is known of each besides its size."""
     if as_json:
         return print_json({"entries": [asdict(entry) for entry in found]})
-    rows = ((entry.name, entry.kind, entry.key[:8], entry.about, f"{entry.bytes:,}") for entry in found)
-    print_table(f"{len(found)} entries", ("name", "kind", "key", "about", "bytes"), rows, left=4, whole=False)
+    from loopscope.store.zoo import owners
+
+    owner = owners(store)
+    models = [entry for entry in found if entry.key not in owner or owner[entry.key] not in {e.key for e in found}]
+    rows: list[tuple[str, ...]] = []
+    for model in models:
+        for entry in (model, *(each for each in found if owner.get(each.key) == model.key)):
+            name = entry.name if entry is model else f"  {entry.name}"
+            about = (entry.about,) if long else ()
+            rows.append((name, entry.kind, entry.key[:8], *about, f"{entry.bytes:,}"))
+    columns = ("name", "kind", "key", *(["about"] if long else []), "bytes")
+    print_table(f"{len(found)} entries", columns, rows, left=len(columns) - 1)
 
 
 # ---- what a store must have ------------------------------------------------------------------------------------------

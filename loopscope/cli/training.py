@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,26 +13,15 @@ import typer
 
 from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import Display, display, spinner
+from loopscope.cli.options import Device, SaveEvery, StoreFolder
 from loopscope.cli.stopping import asked_to_stop
-from loopscope.cli.stores import StoreFolder, open_store, store_to_be
+from loopscope.cli.stores import open_store, store_to_be
 from loopscope.cli.threads import SMALL, choose_threads, numbers_of
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from loopscope.store.store import Artefact, Store
     from loopscope.training.cohort.jobs import Finished, Settings
-
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-
-
-def _seconds(value: float) -> float:
-    """InputError for what is no span of time: then there would be a checkpoint after every update, or never one."""
-    if not 0 <= value < math.inf:
-        raise InputError(f"--save-every takes seconds, 0 or more, not {value} (nearest: {0 if value < 0 else 30})")
-    return value
-
-
-SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.", callback=_seconds)]
 
 
 @app.command()
@@ -65,16 +53,17 @@ def recipes(
     ]
     if as_json:
         return print_json({"recipes": rows})
-    print_table(
-        "Recipes (cost of one seed or fit in PFLOP, 10^15 operations, at most)",
-        ("name", "kind", "about", "updates", "batch", "PFLOP"),
-        (
-            (r["name"], r["kind"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}")
-            for r in rows
-            if every or r["name"] not in controls
-        ),
-        left=3,
-    )
+    for kind in ("backbone", "map"):
+        print_table(
+            f"Recipes of {kind}s (PFLOP: 10^15 operations of a seed or fit, at most)",
+            ("name", "about", "updates", "batch", "PFLOP"),
+            (
+                (r["name"], r["about"], f"{r['updates']:,}", r["batch"], f"{r['petaflop']:.3g}")
+                for r in rows
+                if r["kind"] == kind and (every or r["name"] not in controls)
+            ),
+            left=2,
+        )
     if not every:
         say(f"and {len(controls)} for k hops and their controls, such as {min(controls)}; --all lists them")
 

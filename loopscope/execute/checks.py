@@ -21,7 +21,7 @@ TOKENS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Types of token inputs."""
 
 
-def moved(name: str, tensor: Tensor, device: torch.device | None) -> Tensor:
+def on_device(name: str, tensor: Tensor, device: torch.device | None) -> Tensor:
     """A tensor on the model's device; what holds no numbers of a usable type is refused."""
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name!r} must be a torch tensor, not a {type(tensor).__name__}")
@@ -220,8 +220,8 @@ def check_given(plan: Plan, given: Mapping[str, Tensor], examples: int, model: L
     """A given tensor must broadcast to the slice it replaces; a given pattern must not look at later rows."""
     size = model.head_size
     last = {"q": size, "k": size, "v": size, "z": size, "pattern": plan.sizes.rows}
-    for lane in plan.lanes:
-        for patch in (p for patches in lane.patches for p in patches if p.origin.given):
+    for patched in plan.patched_runs:
+        for patch in (p for patches in patched.patches for p in patches if p.origin.given):
             site, tensor = patch.site, given[str(patch.origin.given)]
             heads = () if site.heads is None else (len(site.heads),)
             wanted = (examples, *heads, len(site.rows or ()), last.get(site.component, model.width))

@@ -8,7 +8,7 @@ input in every call, layers before the loop) would give wrong numbers without an
 - `embed` gives [B, T, width], and row r of it depends on token r alone;
 - `project` gives queries, keys and values [..., heads, R, head size], in every layer;
 - `project`, `attn_out`, `mlp_out`, `close` and `read` give a row the same value alone as beside other rows and
-  examples, at the position that it is told;
+  examples, at the position that it is given;
 - the logits of a model's own `forward(tokens)`, where it has one that gives logits, are those of some number of calls.
 
 That costs a few rows per layer.  `check_model` asks the same of all layers, for those who write an adapter.  A model
@@ -183,8 +183,8 @@ def _check_layer(model: LoopedModel, layer: LoopedLayer, name: str, x: Tensor, r
     heads = (len(x), model.heads, len(rows), model.head_size)
     found = _parts(f"{name}project", layer, x, rows, "qkv", heads)
     if len({each.dtype for each in found}) > 1 and not torch.is_autocast_enabled(x.device.type):
-        told = ", ".join(str(each.dtype).removeprefix("torch.") for each in found)
-        raise InputError(f"the model's {name}project must give one type, not {told} for q, k and v")
+        types = ", ".join(str(each.dtype).removeprefix("torch.") for each in found)
+        raise InputError(f"the model's {name}project must give one type, not {types} for q, k and v")
     added = _shaped(f"{name}attn_out", _call(f"{name}attn_out", layer.attn_out, found[2]), x.shape)
     after = _shaped(f"{name}mlp_out", _call(f"{name}mlp_out", layer.mlp_out, x), x.shape)
     if not alone:
@@ -205,7 +205,7 @@ def _parts(
 ) -> tuple[Tensor, ...]:
     found = _call(name, layer.project, x, rows, parts)
     if not isinstance(found, tuple | list) or len(found) != len(parts):
-        raise InputError(f"the model's {name} must give {len(parts)} tensors for {parts!r}, not {_told(found)}")
+        raise InputError(f"the model's {name} must give {len(parts)} tensors for {parts!r}, not {_shape_of(found)}")
     said = f" (heads {wanted[1]}, head_size {wanted[3]})"
     return tuple(_shaped(f"{name} of {part!r}", each, wanted, said) for part, each in zip(parts, found, strict=True))
 
@@ -219,17 +219,17 @@ def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":
             raise
-        given = _told(arguments[0])
+        given = _shape_of(arguments[0])
         raise InputError(f"the model's {name} does not take {given}: {first_line(error)}") from error
 
 
 def _shaped(name: str, found: Any, wanted: tuple[int, ...], said: str = "") -> Tensor:
     if not isinstance(found, Tensor) or not found.is_floating_point() or tuple(found.shape) != tuple(wanted):
-        raise InputError(f"the model's {name} must give a tensor of shape {list(wanted)}{said}, not {_told(found)}")
+        raise InputError(f"the model's {name} must give a tensor of shape {list(wanted)}{said}, not {_shape_of(found)}")
     return found
 
 
-def _told(found: Any) -> str:
+def _shape_of(found: Any) -> str:
     if isinstance(found, Tensor):
         return f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
     return f"{len(found)} of them" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
@@ -264,7 +264,10 @@ def check_map(name: str, steering_map: TokenMap, like: Float[Tensor, "*B d"]) ->
 
 
 def _own_forward(model: object) -> Callable[[Tensor], Any] | None:
-    """How a torch module is called on tokens alone, for two calls of F where that can be told; None if it cannot be."""
+    """How a torch module is called on tokens alone; None if it cannot be.
+
+    Where it has an argument for the number of calls of F, it is asked for two.
+    """
     if not isinstance(model, nn.Module) or type(model).forward is nn.Module.forward:
         return None
     try:
@@ -275,8 +278,8 @@ def _own_forward(model: object) -> Callable[[Tensor], Any] | None:
     needed = [each.name for each in others if each.default is each.empty and each.kind not in variadic]
     if first.kind is inspect.Parameter.KEYWORD_ONLY or first.kind in variadic or set(needed) - set(COUNTS):
         return None
-    told = {each.name: 2 for each in others if each.name in COUNTS}
-    return _called_with(lambda tokens: model.forward(tokens, **told))
+    counts = {each.name: 2 for each in others if each.name in COUNTS}
+    return _called_with(lambda tokens: model.forward(tokens, **counts))
 
 
 def _called_with(function: Any) -> Callable[[Tensor], Any]:

@@ -25,20 +25,18 @@ from loopscope.execute.checks import (
     check_numbers,
     chosen_points,
     chosen_rows,
-    moved,
     named_inputs,
+    on_device,
     with_loop,
 )
 from loopscope.execute.conformity import ensure
 from loopscope.execute.engine import Engine
+from loopscope.execute.memory import sizes_in_memory
 from loopscope.execute.plan import MAIN, Plan, Sizes
 from loopscope.execute.prefixes import Inputs
 from loopscope.finite import Watch
 from loopscope.program import Call, Given, Map, Program, Run, Source, as_program
 from loopscope.protocol import LoopedModel, TokenMap, device_of
-
-CPU_BUDGET = 256 * 2**20
-"""Bytes of activations held at a time on a CPU.  Small: large blocks cost more in page faults than they save."""
 
 ProgramLike = Program | Call | Map | str
 
@@ -168,9 +166,11 @@ def run(
     maps = dict(maps or {})
     device = device_of(model)
     tokens, state = (
-        None if t is None else moved(name, t, device) for name, t in (("tokens", tokens), ("state", state))
+        None if t is None else on_device(name, t, device) for name, t in (("tokens", tokens), ("state", state))
     )
-    others, given = ({name: moved(name, t, device) for name, t in (group or {}).items()} for group in (others, given))
+    others, given = (
+        {name: on_device(name, t, device) for name, t in (group or {}).items()} for group in (others, given)
+    )
     addresses = _addresses(keep)
     named = named_inputs(model, tokens, state, others)
     examples, length = next(iter(named[tokens is None].values())).shape[:2]
@@ -186,7 +186,7 @@ def run(
     ensure(model, tokens, state)
 
     device = next(iter(named[tokens is None].values())).device  # of a model that is no torch module, too
-    chunk, stack = fit(plan, model, device, examples, chunk, stack)
+    chunk, stack = sizes_in_memory(plan, model, device, examples, chunk, stack)
     order = torch.arange(examples, device=device)
     if tokens is not None:  # examples that share tokens side by side, so that they fall into one chunk
         order = torch.unique(named[False][MAIN], dim=0, return_inverse=True)[1].argsort(stable=True)
@@ -207,12 +207,12 @@ def run(
         for program in asked:
             path = plan.paths[program]
             for point in reads[program]:
-                node, lane = path[program.points.index(point)]
-                collect((program, point), piece, engine.logits(node, lane, read_rows))
+                base, patched = path[program.points.index(point)]
+                collect((program, point), piece, engine.logits(base, patched, read_rows))
             for address in kept[program]:
-                node, lane = path[program.index_of(address.loop) + 1]
+                base, patched = path[program.index_of(address.loop) + 1]
                 site = plan.resolve(address.site)
-                value = engine.component(node, lane, MAIN, site.layer, site.component, site.rows or ())
+                value = engine.component(base, patched, MAIN, site.layer, site.component, site.rows or ())
                 value = value if site.heads is None else value[:, list(site.heads)]
                 collect((program, address), piece, value)
     watch.check("the run", next(iter(collected.values())).dtype)
@@ -294,32 +294,3 @@ def _as_source(source: Source | ProgramLike) -> Source:
 def _addresses(addresses: Address | str | Iterable[Address | str]) -> list[Address]:
     several = [addresses] if isinstance(addresses, Address | str) else addresses
     return list(dict.fromkeys(Address.parse(a) if isinstance(a, str) else a for a in several))
-
-
-def fit(
-    plan: Plan, model: LoopedModel, device: torch.device, examples: int, chunk: int | None, stack: int | None
-) -> tuple[int, int]:
-    """Examples at a time and patched runs at a time that stay inside the memory budget, where they are not given.
-
-    Estimated: what is held for one example (rows lent and noted, states of patched runs), and one layer's transients.
-    """
-    budget = CPU_BUDGET if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
-    width, length, heads = model.width, plan.sizes.rows, plan.sizes.heads
-    inner = heads * model.head_size  # all heads of a query, key or value
-    widest = max(width, inner, heads * length)
-    row = 4 * (11 * width + 3 * inner + heads * length)  # one row on its way through a layer: MLP, q, k, v, scores
-    inputs = max(len(node.inputs) for node in plan.order)
-    held = inputs * length * row
-    states: dict[int, int] = {}
-    for node in plan.order:
-        for need in node.layers:
-            lent = width * len(need.lent_entering) + 2 * inner * len(need.lent_keys)
-            noted = sum(len(rows) * widest for rows in need.noted.values())
-            held += 4 * len(node.inputs) * (lent + noted)
-    for lane in plan.lanes:
-        states[lane.node.loop] = states.get(lane.node.loop, 0) + 2 * 4 * width * len(lane.need)
-        held += sum(4 * len(rows) * widest for n in lane.layers for rows in n.noted.values())
-    held += max(states.values(), default=0)
-    chunk = chunk or max(1, min(examples, budget // held))
-    per_lane = max((len(need.entering) for lane in plan.lanes for need in lane.layers), default=1) * row
-    return chunk, stack or max(1, budget // (chunk * max(1, per_lane)))

@@ -24,7 +24,7 @@ class PlainRun:
     """Everything a plain run saw: the state at every point, and every component by (loop, layer, component)."""
 
     states: dict[str, Float[Tensor, "B T d"]] = field(default_factory=dict)
-    parts: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
+    components: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def plain_run(
             return given[source.name]
         giver_name = name if source.input is None else source.input
         giver = plain_run(model, inputs, source.program, maps=maps, given=given, name=giver_name, memo=memo)
-        return giver.parts[loop if source.loop is None else source.loop, patch.site.layer, patch.site.component]
+        return giver.components[loop if source.loop is None else source.loop, patch.site.layer, patch.site.component]
 
     for index, step in enumerate(program.steps):
         if not isinstance(step, Call):
@@ -66,11 +66,11 @@ def plain_run(
             loop = program.loop_of(index)
 
             def put(number: int, component: str, tensor: Tensor, step: Call = step, loop: int = loop) -> Tensor:
-                """The component after its patches, noted down."""
+                """The component after its patches, captured."""
                 for patch in step.patches:
                     if (patch.site.layer, patch.site.component) == (number, component):
                         tensor = replaced(tensor, patch, value(patch, loop), model.heads)
-                seen.parts[loop, number, component] = tensor
+                seen.components[loop, number, component] = tensor
                 return tensor
 
             for number, layer in enumerate(model.layers, start=1):

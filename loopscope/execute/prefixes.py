@@ -1,8 +1,8 @@
 """Which inputs a run is computed on, and which rows they share.
 
 With causal attention, rows before the first differing token do not depend on it: ten queries about one graph share the
-states of the graph's tokens.  A `Crowd` cuts the rows of its inputs into two segments: the leading rows, held once per
-group of inputs that agree on them, and the remaining rows, held for every input.
+states of the graph's tokens, their common prefix.  `PrefixGroups` cuts the rows of some inputs into two segments.  The
+leading rows are held once for every group of inputs that agree on them, the remaining rows once for every input.
 """
 
 from __future__ import annotations
@@ -13,54 +13,54 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from loopscope.execute.rows import Fan, Slab
+from loopscope.execute.rows import Repeats, RowBlock
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Some rows of every input of a crowd.
+    """Some rows of all inputs.
 
-    `members` are the groups (leading rows) or inputs (trailing rows) it holds an entry for; `looks[name]` says which
-    entry each example of the input called `name` uses.
+    `members` are the groups (leading rows) or inputs (trailing rows) that it holds an entry for; `repeats[name]` says
+    which entry each example of the input called `name` uses.
     """
 
     rows: tuple[int, ...]
     members: Int[Tensor, " entries"]
-    looks: dict[str, Fan]
+    repeats: dict[str, Repeats]
 
 
 @dataclass(frozen=True)
-class Crowd:
+class PrefixGroups:
     """Distinct inputs, cut into segments.
 
-    `fan` leads from the last segment's entries to the first's.
+    `repeats` says which entry of the first segment each entry of the last uses.
     """
 
     segments: tuple[Segment, ...]
-    fan: Fan
+    repeats: Repeats
 
-    def rows_of(self, slabs: list[Slab], rows: tuple[int, ...], name: str) -> Tensor:
-        """These rows for every example of the input called `name`, from one slab per segment: [examples, ..., R, n]."""
+    def rows_of(self, blocks: list[RowBlock], rows: tuple[int, ...], name: str) -> Tensor:
+        """These rows for every example of the input `name`, from one block per segment: [examples, ..., R, n]."""
         pieces: list[Tensor] = []
         found: list[int] = []
-        for segment, slab in zip(self.segments, slabs, strict=True):
+        for segment, block in zip(self.segments, blocks, strict=True):
             first, last = segment.rows[0], segment.rows[-1]
             mine = tuple(r for r in rows if first <= r <= last)
             if mine:
-                pieces.append(segment.looks[name].gather(slab.take(mine)))
+                pieces.append(segment.repeats[name].gather(block.take(mine)))
                 found.extend(mine)
         if len(pieces) == 1:
             return pieces[0]
-        return Slab(tuple(found), torch.cat(pieces, -2)).take(rows)
+        return RowBlock(tuple(found), torch.cat(pieces, -2)).take(rows)
 
-    def within(self, slabs: list[Slab], parent: Crowd) -> list[Slab]:
-        """A parent crowd's slabs, narrowed to this crowd's inputs."""
+    def within(self, blocks: list[RowBlock], parent: PrefixGroups) -> list[RowBlock]:
+        """Blocks of a parent run, narrowed to the inputs that this run has."""
         if parent is self:
-            return slabs
+            return blocks
         narrowed = []
-        for mine, theirs, slab in zip(self.segments, parent.segments, slabs, strict=True):
+        for mine, theirs, block in zip(self.segments, parent.segments, blocks, strict=True):
             where = torch.searchsorted(theirs.members, mine.members)
-            narrowed.append(Slab(slab.rows, Fan.of(where, len(theirs.members)).gather(slab.data)))
+            narrowed.append(RowBlock(block.rows, Repeats.of(where, len(theirs.members)).gather(block.data)))
         return narrowed
 
 
@@ -80,36 +80,36 @@ class Inputs:
         self.index = dict(zip(named, inverse.split([len(t) for t in named.values()]), strict=True))
         self.length = stacked.shape[1]
         self.split = 0 if stacked.is_floating_point() else shared_rows(self.distinct)
-        fresh = torch.ones(len(self.distinct), dtype=torch.bool, device=stacked.device)
-        fresh[1:] = (self.distinct[1:, : self.split] != self.distinct[:-1, : self.split]).flatten(1).any(1)
-        self.group = fresh.cumsum(0) - 1
-        self.first = fresh.nonzero()[:, 0]
-        self._crowds: dict[frozenset[str], Crowd] = {}
+        first = torch.ones(len(self.distinct), dtype=torch.bool, device=stacked.device)
+        first[1:] = (self.distinct[1:, : self.split] != self.distinct[:-1, : self.split]).flatten(1).any(1)
+        self.group = first.cumsum(0) - 1
+        self.first = first.nonzero()[:, 0]  # an input of each group
+        self._known: dict[frozenset[str], PrefixGroups] = {}
 
-    def crowd(self, names: frozenset[str]) -> Crowd:
+    def prefix_groups(self, names: frozenset[str]) -> PrefixGroups:
         """The distinct inputs found under any of these names."""
-        if names not in self._crowds:
-            self._crowds[names] = self._gather(names)
-        return self._crowds[names]
+        if names not in self._known:
+            self._known[names] = self._gather(names)
+        return self._known[names]
 
-    def _gather(self, names: frozenset[str]) -> Crowd:
+    def _gather(self, names: frozenset[str]) -> PrefixGroups:
         members = torch.unique(torch.cat([self.index[name] for name in sorted(names)]))
         at = {name: torch.searchsorted(members, self.index[name]) for name in names}
-        looks = {name: Fan.of(index, len(members)) for name, index in at.items()}
+        repeats = {name: Repeats.of(index, len(members)) for name, index in at.items()}
         if not self.split:
-            whole = Segment(tuple(range(self.length)), members, looks)
-            return Crowd((whole,), Fan(len(members)))
+            whole = Segment(tuple(range(self.length)), members, repeats)
+            return PrefixGroups((whole,), Repeats(len(members)))
         groups, place = torch.unique(self.group[members], return_inverse=True)
-        shared_looks = {name: Fan.of(place[index], len(groups)) for name, index in at.items()}
-        leading = Segment(tuple(range(self.split)), groups, shared_looks)
-        trailing = Segment(tuple(range(self.split, self.length)), members, looks)
-        return Crowd((leading, trailing), Fan.of(place, len(groups)))
+        shared_repeats = {name: Repeats.of(place[index], len(groups)) for name, index in at.items()}
+        leading = Segment(tuple(range(self.split)), groups, shared_repeats)
+        trailing = Segment(tuple(range(self.split, self.length)), members, repeats)
+        return PrefixGroups((leading, trailing), Repeats.of(place, len(groups)))
 
-    def start(self, crowd: Crowd, h: Tensor) -> list[Slab]:
-        """The starting states h [distinct, T, d], laid out for a crowd."""
-        *leading, trailing = crowd.segments
-        slabs = [Slab(part.rows, h[self.first[part.members], : self.split]) for part in leading]
-        return [*slabs, Slab(trailing.rows, h[trailing.members, self.split :])]
+    def start(self, prefix_groups: PrefixGroups, h: Tensor) -> list[RowBlock]:
+        """The starting states h [distinct, T, d], laid out for some inputs."""
+        *leading, trailing = prefix_groups.segments
+        blocks = [RowBlock(each.rows, h[self.first[each.members], : self.split]) for each in leading]
+        return [*blocks, RowBlock(trailing.rows, h[trailing.members, self.split :])]
 
 
 def shared_rows(tokens: Int[Tensor, "inputs T"]) -> int:

@@ -1,8 +1,8 @@
 """Tensors that hold some rows, and attention over keys that live in several places.
 
 A run that computes only a few rows still attends to all earlier ones.  Their keys and values belong to other runs: the
-graph tokens of ten queries about one graph, the base run of a patched one.  `Part`s name those places, and
-`attend` forms one softmax over all of them without copying keys to every run that looks at them.
+shared graph tokens of ten queries, the base run of a patched one.  `KeysValues` names one such place.  `patterns` forms
+one softmax over all of them, without copying keys to every run that attends to them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loopscope.model import attention_pattern, causal
 
 
 @dataclass(frozen=True)
-class Slab:
+class RowBlock:
     """Some rows of a tensor: `data` [entries, ..., rows, features] holds exactly `rows`, in this order."""
 
     rows: tuple[int, ...]
@@ -35,20 +35,20 @@ class Slab:
             return self.data.narrow(-2, places[0], len(places))
         return self.data.index_select(-2, torch.tensor(places, device=self.data.device))
 
-    def among(self, rows: tuple[int, ...]) -> Slab:
-        """The part of this slab whose rows are among `rows`."""
+    def among(self, rows: tuple[int, ...]) -> RowBlock:
+        """The part of this block whose rows are among `rows`."""
         wanted = set(rows)
         kept = tuple(r for r in self.rows if r in wanted)
-        return Slab(kept, self.take(kept))
+        return RowBlock(kept, self.take(kept))
 
-    def alone(self) -> Slab:
-        """The same slab, copied if it is a small view that would keep a large tensor alive."""
+    def alone(self) -> RowBlock:
+        """The same block, copied if it is a small view that would keep a large tensor alive."""
         large = self.data.untyped_storage().nbytes() > 2 * self.data.nbytes
-        return Slab(self.rows, self.data.clone()) if large else self
+        return RowBlock(self.rows, self.data.clone()) if large else self
 
 
 @dataclass(frozen=True)
-class Fan:
+class Repeats:
     """Which entry of a shared tensor each of `count` entries uses: i // repeat, or index[i] where that is given."""
 
     count: int
@@ -56,8 +56,8 @@ class Fan:
     index: Int[Tensor, " count"] | None = None
 
     @classmethod
-    def of(cls, index: Int[Tensor, " count"], shared: int) -> Fan:
-        """The simplest fan equal to this index into `shared` entries."""
+    def of(cls, index: Int[Tensor, " count"], shared: int) -> Repeats:
+        """The simplest form of this index into `shared` entries."""
         count = len(index)
         if shared and count % shared == 0:
             repeat = count // shared
@@ -71,10 +71,10 @@ class Fan:
             return shared.index_select(0, self.index)
         return shared if self.repeat == 1 else shared.repeat_interleave(self.repeat, 0)
 
-    def spread(self, times: int) -> Fan:
-        """The fan after every entry has been repeated `times` times in place."""
+    def spread(self, times: int) -> Repeats:
+        """The same after every entry has been repeated `times` times in place."""
         index = None if self.index is None else self.index.repeat_interleave(times)
-        return Fan(self.count * times, self.repeat * times, index)
+        return Repeats(self.count * times, self.repeat * times, index)
 
     def matmul(
         self, a: Float[Tensor, "count H R m"], shared: Float[Tensor, "shared H m n"]
@@ -89,40 +89,40 @@ class Fan:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Keys and values of some rows, shared by the looking entries through `fan`."""
+class KeysValues:
+    """Keys and values of some rows; `repeats` says which of them each entry that attends uses."""
 
     rows: tuple[int, ...]
     k: Float[Tensor, "shared H S k"]
     v: Float[Tensor, "shared H S k"]
-    fan: Fan
+    repeats: Repeats
 
 
 def patterns(
-    q: Float[Tensor, "entries H R k"], rows: tuple[int, ...], parts: list[Part], scale: float
+    q: Float[Tensor, "entries H R k"], rows: tuple[int, ...], attended: list[KeysValues], scale: float
 ) -> Float[Tensor, "entries H R S"]:
-    """alpha of these query rows over the keys of all parts, in the order of `columns(parts)`."""
+    """alpha of these query rows over all keys, in the order of `columns(attended)`."""
     device = q.device
-    positions = torch.tensor(columns(parts), device=device)
+    positions = torch.tensor(columns(attended), device=device)
     queries = torch.tensor(rows, device=device)
-    visible = None if max(columns(parts)) <= min(rows) else causal(queries, positions)
-    if len(parts) == 1 and parts[0].fan.repeat == 1 and parts[0].fan.index is None:
-        return attention_pattern(q, parts[0].k, scale, visible)
-    scores = torch.cat([part.fan.matmul(q, part.k.transpose(-1, -2)) for part in parts], -1) * scale
+    visible = None if max(columns(attended)) <= min(rows) else causal(queries, positions)
+    if len(attended) == 1 and attended[0].repeats.repeat == 1 and attended[0].repeats.index is None:
+        return attention_pattern(q, attended[0].k, scale, visible)
+    scores = torch.cat([each.repeats.matmul(q, each.k.transpose(-1, -2)) for each in attended], -1) * scale
     if visible is not None:
         scores = scores.masked_fill_(~visible, -torch.inf)
     return scores.softmax(-1)
 
 
-def mix(alpha: Float[Tensor, "entries H R S"], parts: list[Part]) -> Float[Tensor, "entries H R k"]:
-    """z = alpha V, part by part."""
-    slices = alpha.split([len(part.rows) for part in parts], -1)
-    total = parts[0].fan.matmul(slices[0], parts[0].v)
-    for piece, part in zip(slices[1:], parts[1:], strict=True):
-        total = total + part.fan.matmul(piece, part.v)
+def mix(alpha: Float[Tensor, "entries H R S"], attended: list[KeysValues]) -> Float[Tensor, "entries H R k"]:
+    """z = alpha V, place by place."""
+    slices = alpha.split([len(each.rows) for each in attended], -1)
+    total = attended[0].repeats.matmul(slices[0], attended[0].v)
+    for piece, each in zip(slices[1:], attended[1:], strict=True):
+        total = total + each.repeats.matmul(piece, each.v)
     return total
 
 
-def columns(parts: list[Part]) -> list[int]:
-    """The key rows of the parts, one after the other."""
-    return [row for part in parts for row in part.rows]
+def columns(attended: list[KeysValues]) -> list[int]:
+    """The key rows of all places, one after the other."""
+    return [row for each in attended for row in each.rows]

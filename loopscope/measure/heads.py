@@ -1,23 +1,24 @@
-"""Which heads carry the steering: found on discovery pairs, before any evaluation pair is looked at.
+"""Which heads carry the steering?  A search on discovery prompts, before any evaluation prompt is looked at.
 
-A *scope* is some heads in some loops.  Two patches test it on prompts that the steered run answers and the unsteered
-run does not:
+The *steered* run has the steering map before loops 2..L, the *unsteered* run has none.  A *scope* is some heads in some
+loops.  Two patches test it:
 
     rescue    the unsteered run with the steered run's attention patterns in the scope: how often is it right now?
     damage    the steered run with the unsteered run's patterns there: how often is it still right?
 
-A scope passes if rescue keeps nine tenths of the steered score and damage leaves at most one tenth, or as little as the
-unsteered run has.  The search:
+A scope *passes* if rescue keeps nine tenths of the steered score, and damage leaves at most one tenth of it or as
+little as the unsteered run has.  The search makes the scope smaller, step by step:
 
-1. the last third of the layers, then the last half, then all: the first that passes, all heads, loops 2..L; if none
-   does, the same in the last loop alone, as a run that is patched loop after loop may drift away; if none does either,
-   all layers in those loops that rescue with the larger probability, and rescue need then keep nine tenths of theirs;
-2. these layers in four groups as equal as can be: the fewest groups together that pass;
-3. of their layers, three that pass (where none do: more, in the order of what leaving each out costs);
-4. of their heads, ranked by what leaving each out costs (rescue probability lost plus damage probability gained), the
-   smallest leading set that passes;
-5. in which loops: the last alone if that passes, otherwise those so far;
-6. on confirmation pairs: the smallest leading set, from that size on, that passes there.
+1. Layers: the last third, then the last half, then all, with all their heads in loops 2..L.  The first that passes is
+   taken.  If none does, the same is tried in the last loop alone, as a run that is patched loop after loop may drift
+   away.  If none does either, all layers are taken, in those loops that rescue with the larger probability, and from
+   then on rescue need keep nine tenths of theirs.
+2. These layers are cut into four groups, as equal as can be: the fewest groups that pass together.
+3. Of their layers, three that pass.  Where no three do: more, in the order of what leaving each out costs.
+4. Of their heads, ranked by what leaving each out costs (rescue probability lost plus damage probability gained), the
+   smallest leading set that passes.
+5. Loops: the last alone if that passes, otherwise those so far.
+6. On confirmation prompts: the smallest leading set, from that size on, that passes there.
 
 Where several scopes of a step pass, it is the one with the largest mean rescue probability.  Where none does, the
 search goes on with all that the step was given and says so (`passed`).  Every scope that was tried is kept with its
@@ -132,7 +133,11 @@ class Heads:
 
 @dataclass(frozen=True)
 class Tried:
-    """A scope and what became of it: answers right after rescue and after damage, mean probabilities of the answer."""
+    """One scope that was tried in a step of the search.
+
+    `rescued` and `damaged` count right answers after each patch; `rescue` and `damage` are mean probabilities of the
+    right answer.
+    """
 
     step: str
     heads: str
@@ -180,7 +185,7 @@ def late_layers(layers: int, share: int = 3) -> tuple[int, ...]:
 
 
 def may_leave(steered: int, unsteered: int) -> float:
-    """How many answers damage may leave, of so many that are right when steered and when not."""
+    """How many right answers damage may leave, where the steered and the unsteered run have so many."""
     return max(LEAVES * steered, float(unsteered))
 
 
@@ -188,8 +193,8 @@ Scope = tuple[Heads, tuple[int, ...]]
 """Some heads in some loops."""
 
 
-class _Bench:
-    """Prompts of one length, the runs with and without the map, and what scopes do to them."""
+class _Trials:
+    """Tries scopes on prompts of one length, each against the steered and the unsteered run."""
 
     def __init__(
         self, model: LanguageModel, steering_map: TokenMap, loops: int, tokens: Int[Tensor, "B T"],
@@ -262,91 +267,91 @@ def select(
     loops = model.loops if loops is None else loops
     if loops < 2:
         raise InputError(f"a map stands before loops 2..L; with {loops} loops there is none (nearest: 2)")
-    bench = _Bench(model, steering_map, loops, tokens, answers, log)
-    if bench.steered_right <= bench.unsteered_right:
+    trials = _Trials(model, steering_map, loops, tokens, answers, log)
+    if trials.steered_right <= trials.unsteered_right:
         return None
-    late, steps = _late(bench)
-    layers, grouped = _groups(bench, late)
-    layers, three = _three(bench, layers)
-    ranked = _ranked(bench, "heads left out", [Heads((each,)) for each in bench.all_of(layers)[0]])
+    late, steps = _late(trials)
+    layers, grouped = _groups(trials, late)
+    layers, three = _three(trials, layers)
+    ranked = _ranked(trials, "heads left out", [Heads((each,)) for each in trials.all_of(layers)[0]])
     leading = [Heads(tuple(each for one in ranked[:size] for each in one)) for size in range(1, len(ranked) + 1)]
-    found = _first(bench.attempt("leading heads", [(heads, bench.used) for heads in leading]))
+    found = _first(trials.attempt("leading heads", [(heads, trials.used) for heads in leading]))
     passed = steps and grouped and three and found is not None
     size = len(leading) if found is None else found + 1
-    used = bench.used
+    used = trials.used
     if len(used) > 1:
-        last, _ = bench.attempt("loops", [(leading[size - 1], (loops,)), (leading[size - 1], used[:-1])])
+        last, _ = trials.attempt("loops", [(leading[size - 1], (loops,)), (leading[size - 1], used[:-1])])
         used = (loops,) if last.passed else used
     if confirmation is not None:
-        check = _Bench(model, steering_map, loops, *confirmation, log)
+        check = _Trials(model, steering_map, loops, *confirmation, log)
         if not steps:
             (whole,) = check.attempt("confirmation, all", [(Heads.every(late, model.heads), used)])
             check.rescuable = whole.rescued
         found = _first(check.attempt("confirmation", [(heads, used) for heads in leading[size - 1 :]]))
         passed, size = passed and found is not None, size + (found or 0)
-        bench.tried += check.tried
-        bench.forwards += check.forwards
+        trials.tried += check.tried
+        trials.forwards += check.forwards
     return Selection(
-        leading[size - 1], used, late, passed, len(tokens), bench.unsteered_right, bench.steered_right,
-        bench.forwards, tuple(bench.tried),
+        leading[size - 1], used, late, passed, len(tokens), trials.unsteered_right, trials.steered_right,
+        trials.forwards, tuple(trials.tried),
     )  # fmt: skip
 
 
-def _late(bench: _Bench) -> tuple[tuple[int, ...], bool]:
+def _late(trials: _Trials) -> tuple[tuple[int, ...], bool]:
     """The fewest late layers that pass, and whether any do."""
     whole: dict[tuple[int, ...], Tried] = {}
-    for loops in dict.fromkeys((bench.every, bench.every[-1:])):
-        bench.used = loops
+    for loops in dict.fromkeys((trials.every, trials.every[-1:])):
+        trials.used = loops
         for share in (3, 2, 1):
-            late = late_layers(len(bench.model.layers), share)
-            (found,) = bench.attempt("late layers", [bench.all_of(late)])
+            late = late_layers(len(trials.model.layers), share)
+            (found,) = trials.attempt("late layers", [trials.all_of(late)])
             if found.passed:
                 return late, True
         whole[loops] = found
-    bench.used = max(whole, key=lambda loops: whole[loops].rescue)
-    bench.rescuable = whole[bench.used].rescued
+    trials.used = max(whole, key=lambda loops: whole[loops].rescue)
+    trials.rescuable = whole[trials.used].rescued
     return late, False
 
 
-def _groups(bench: _Bench, late: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+def _groups(trials: _Trials, late: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
     """The layers of the fewest groups that pass together, and whether fewer than all did."""
     parts = [tuple(part.tolist()) for part in torch.tensor(late).tensor_split(min(GROUPS, len(late)))]
     for count in range(1, len(parts)):
         joined = [tuple(layer for part in some for layer in part) for some in combinations(parts, count)]
-        best = _best(bench.attempt(f"groups, {count} together", [bench.all_of(layers) for layers in joined]))
+        best = _best(trials.attempt(f"groups, {count} together", [trials.all_of(layers) for layers in joined]))
         if best is not None:
             return joined[best], True
     return late, len(parts) == 1
 
 
-def _three(bench: _Bench, layers: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+def _three(trials: _Trials, layers: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
     """Three of these layers that pass, or the fewest more, and whether fewer than all did."""
     if len(layers) <= LAYERS:
         return layers, True
     ranked: list[int] = []
     if len(layers) > MOST_LAYERS:
-        ranked = _ranked_layers(bench, layers)
+        ranked = _ranked_layers(trials, layers)
     triples = list(combinations(sorted(ranked[:MOST_LAYERS] or layers), LAYERS))
-    best = _best(bench.attempt("triples of layers", [bench.all_of(each) for each in triples]))
+    best = _best(trials.attempt("triples of layers", [trials.all_of(each) for each in triples]))
     if best is not None:
         return triples[best], True
-    ranked = ranked or _ranked_layers(bench, layers)
+    ranked = ranked or _ranked_layers(trials, layers)
     leading = [tuple(sorted(ranked[:size])) for size in range(LAYERS + 1, len(ranked))]
-    found = _first(bench.attempt("leading layers", [bench.all_of(each) for each in leading])) if leading else None
+    found = _first(trials.attempt("leading layers", [trials.all_of(each) for each in leading])) if leading else None
     return (layers, False) if found is None else (leading[found], True)
 
 
-def _ranked_layers(bench: _Bench, layers: tuple[int, ...]) -> list[int]:
-    parts = [bench.all_of([layer])[0] for layer in layers]
-    return [heads.chosen[0][0] for heads in _ranked(bench, "layers left out", parts)]
+def _ranked_layers(trials: _Trials, layers: tuple[int, ...]) -> list[int]:
+    parts = [trials.all_of([layer])[0] for layer in layers]
+    return [heads.chosen[0][0] for heads in _ranked(trials, "layers left out", parts)]
 
 
-def _ranked(bench: _Bench, step: str, parts: list[Heads]) -> list[Heads]:
+def _ranked(trials: _Trials, step: str, parts: list[Heads]) -> list[Heads]:
     """Parts of a scope by what leaving each out costs, the costliest first; of equals, the later in the model first."""
     if len(parts) == 1:
         return parts
     whole = Heads(tuple(each for part in parts for each in part))
-    full, *tried = bench.attempt(step, [(whole, bench.used), *((whole - part, bench.used) for part in parts)])
+    full, *tried = trials.attempt(step, [(whole, trials.used), *((whole - part, trials.used) for part in parts)])
     costs = [(full.rescue - each.rescue) + (each.damage - full.damage) for each in tried]
     return [parts[at] for at in sorted(range(len(parts)), key=lambda at: (-costs[at], -at))]
 

@@ -36,7 +36,7 @@ AT_ONCE = 128
 
 @dataclass(frozen=True)
 class Said:
-    """The logits of a program at one row, in float32, and what its plain program said there (None: it is plain)."""
+    """What a program says next: logits at one row, in float32, and those of its plain program (None: it is plain)."""
 
     program: Program
     logits: Float[Tensor, " vocabulary"]
@@ -111,7 +111,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Recovery:
-    """What patches at many places do to the answers of some texts, from as many other texts.
+    """How far patches at many addresses move the answers of some texts towards those of other texts.
 
     `answers` are each text's own and the other's; `before` and `after` the logit differences of the plain program on
     the text and on the other; `named` says where the other's answer is the likeliest next token.

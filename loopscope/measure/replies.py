@@ -30,7 +30,7 @@ Log = Callable[[str], None]
 
 
 def under(name: str, log: Log) -> Log:
-    """The same, with a name before every line."""
+    """The same log, with a name before every line."""
     return lambda text: log(f"{name}: {text}")
 
 
@@ -59,7 +59,7 @@ def asked(tokenizer: Speaks, question: str) -> list[int]:
 
 
 def answers_name(template: int, steered: bool) -> str:
-    """What the answers to questions in one wording are called, with J or without."""
+    """What a record calls the answers to questions in one wording, with the map J or without."""
     return f"template {template}, {'J' if steered else 'no map'}"
 
 
@@ -83,7 +83,7 @@ def ask(
     batch: int = 32,
     log: Log = lambda _: None,
 ) -> list[str]:
-    """What is said to every question, in their order; each different question is asked once.
+    """The model's reply to every question, in their order; equal questions are asked once.
 
     Questions of similar length share a batch, padded on the left.  `program`, `new`, `maps` and `read` are as for
     `decoding.generate`.  InputError for an empty batch, and as `generate`.
@@ -104,7 +104,7 @@ def replies_of_runs(
     batch: int = 32,
     log: Log = lambda _: None,
 ) -> dict[str, UInt8[Tensor, "questions _"]]:
-    """What is said to the same questions in several runs, each a program and the point that is read, as `as_bytes`.
+    """The replies to the same questions in several runs, each a program and the point that is read, as `as_bytes`.
 
     As `ask` run by run, but every question becomes tokens once.
     """
@@ -140,7 +140,7 @@ def as_reply(tokenizer: Speaks, tokens: Sequence[int], new: int) -> str:
 
 
 def as_bytes(texts: Sequence[str]) -> UInt8[Tensor, "n bytes"]:
-    """Texts in UTF-8, a row each, zeros behind them; of one with more than KEPT bytes the first, with WENT_ON."""
+    """Texts in UTF-8, a row each, filled up with zeros; one of more than KEPT bytes is cut, with WENT_ON behind it."""
     rows = []
     for text in texts:
         data = text.replace("\0", " ").encode()

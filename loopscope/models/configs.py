@@ -195,7 +195,7 @@ def eps_of(value: object) -> float:
 
 
 def ends_of(value: object, vocabulary: int) -> tuple[int, ...]:
-    """The tokens that end a text, told as one, several or none; all must be in the vocabulary."""
+    """The tokens that end a text, given as one, several or none; all must be in the vocabulary."""
     several = [] if value is None else value if isinstance(value, list | tuple) else [value]
     if not all(type(end) is int and 0 <= end < vocabulary for end in several):
         raise InputError(f"eos_token_id must be a token of {vocabulary} or a list of such, not {shown(value)}")

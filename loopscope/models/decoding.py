@@ -21,7 +21,7 @@ from torch import Tensor
 
 from loopscope.address import Address, Site
 from loopscope.errors import InputError
-from loopscope.execute.checks import check_kinds, check_names, chosen_points, moved
+from loopscope.execute.checks import check_kinds, check_names, chosen_points, on_device
 from loopscope.execute.executor import run
 from loopscope.execute.plan import MAIN
 from loopscope.finite import Watch
@@ -81,7 +81,7 @@ def generate(
     patched = asked != asked.skeleton
     maps = dict(maps or {})
     device = device_of(model)
-    tokens = moved("tokens", tokens, device)
+    tokens = on_device("tokens", tokens, device)
     device = tokens.device
     if new < 1:
         raise InputError(f"cannot generate {new} tokens (nearest: 1)")

@@ -1,4 +1,4 @@
-"""The packages of the extra `[lm]`, imported when they are first needed: the rest of the library runs without them."""
+"""The packages of extras such as `[lm]`, imported when first needed: the rest of the library runs without them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def lacking() -> str:
     return f"needs {', '.join(missing)}: pip install 'loopscope[lm]'" if missing else ""
 
 
-def extra(name: str, purpose: str) -> ModuleType:
-    """The package `name`; InputError says what it is needed for and how it is installed where it is missing."""
+def extra(name: str, purpose: str, of: str = "lm") -> ModuleType:
+    """The package `name` of an extra; InputError says what it is for and how it is installed where it is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:  # it is there, but broken: not a matter of installing it
             raise
-        raise InputError(f"{purpose} needs the package {name}: pip install 'loopscope[lm]'") from error
+        raise InputError(f"{purpose} needs the package {name}: pip install 'loopscope[{of}]'") from error

@@ -108,12 +108,12 @@ def outline(folder: str | Path, *, loops: int | None = None, boundary: Boundary 
     """The model in a folder on the meta device: names and shapes without weights; arguments and errors as `load`."""
     folder = Path(folder)
     check_files(folder, (CONFIG, LOOPED))
-    told = read_looped(folder)
+    looped = read_looped(folder)
     return build(
         read_config(folder),
         folder / CONFIG,
-        loops=told.get("loops") if loops is None else loops,
-        boundary=told.get("boundary") if boundary is None else boundary,
+        loops=looped.get("loops") if loops is None else loops,
+        boundary=looped.get("boundary") if boundary is None else boundary,
     )
 
 
@@ -134,11 +134,11 @@ def read_looped(folder: str | Path) -> dict[str, Any]:
     file = Path(folder) / LOOPED
     if not os.path.lexists(file):
         return {}
-    told = read_json(file)
-    loops, boundary = told.get("loops"), told.get("boundary")
+    looped = read_json(file)
+    loops, boundary = looped.get("loops"), looped.get("boundary")
     if type(loops) is not int or not 1 <= loops <= bounds.LOOPS or boundary not in get_args(Boundary):
         raise damaged(file, "a number of loops and a boundary", f"{loops!r} and {boundary!r}"[:60])
-    return told
+    return looped
 
 
 def weight_files(folder: str | Path) -> tuple[Path, ...]:
@@ -153,8 +153,8 @@ def check_unchanged(folder: Path) -> None:
 
 def weights_sha256(folder: str | Path) -> str:
     """What tells a folder's weights from others: the SHA-256 of the one file, or of its shards' names and SHA-256s."""
-    told = [(file.name, sha256(file)) for file in weight_files(folder)]
-    return told[0][1] if len(told) == 1 else digest(told)
+    hashes = [(file.name, sha256(file)) for file in weight_files(folder)]
+    return hashes[0][1] if len(hashes) == 1 else digest(hashes)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -267,16 +267,16 @@ def _opened(file: Path) -> Any:
 
 def _cast(file: Path, name: str, tensor: Tensor, device: str | torch.device, dtype: torch.dtype | None) -> Tensor:
     """A copy of a tensor on a device, in a type; finite before and after, as a large number may be none in there."""
-    told = str(tensor.dtype).removeprefix("torch.")
+    kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype not in STATES:
         there = ", ".join(str(each).removeprefix("torch.") for each in STATES)
-        raise InputError(f"{file}: {name} is of type {told}, not of a floating point type that is computed in: {there}")
+        raise InputError(f"{file}: {name} is of type {kind}, not of a floating point type that is computed in: {there}")
     if has_bad(tensor):
         raise damaged(file, f"finite numbers in {name}", "NaN or infinity")
     cast = tensor.to(device=device, dtype=dtype or tensor.dtype, copy=True)
     if cast.dtype != tensor.dtype and has_bad(cast):
         size, wanted = float(tensor.abs().amax()), str(cast.dtype).removeprefix("torch.")
-        raise InputError(f"{file}: {name} holds {size:.3g} as {told}, which {wanted} has not")
+        raise InputError(f"{file}: {name} holds {size:.3g} as {kind}, which {wanted} has not")
     return cast
 
 

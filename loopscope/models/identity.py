@@ -51,11 +51,11 @@ class Identity:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Identity:
+    def from_dict(cls, values: Mapping[str, Any]) -> Identity:
         """What `to_dict` gave; ValueError for anything else."""
-        match told:
+        match values:
             case {"version": 2, "weights": str(weights), "config": str(config)}:
-                made = cls(weights, config, told.get("tokenizer"), told.get("template"))
+                made = cls(weights, config, values.get("tokenizer"), values.get("template"))
                 hashes = [each for each in (weights, config, made.tokenizer, made.template) if each is not None]
                 if all(isinstance(each, str) and KEY.fullmatch(each) for each in hashes):
                     return made

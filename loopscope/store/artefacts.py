@@ -47,12 +47,12 @@ def name_of(artefact: Artefact) -> str:
     collide.
     """
     try:
-        return check_file_name(_told_name(artefact))
+        return check_file_name(_written_name(artefact))
     except LoopscopeError:
         return artefact.key[:8]
 
 
-def _told_name(artefact: Artefact) -> str:
+def _written_name(artefact: Artefact) -> str:
     manifest = artefact.manifest
     match manifest.kind, manifest.config:
         case "backbone", {"recipe": {"name": str(recipe)}, "seed": int(seed)}:

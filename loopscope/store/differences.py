@@ -90,4 +90,4 @@ def in_short(found: Iterable[Difference]) -> list[str]:
         elif any(name.endswith(".safetensors") for name in each.files):
             here = f"a {each.kind} made here on {each.device} has other bits"
             counts[f"{here} than that of the same key in {each.other.name}, made on {each.other_device}"] += 1
-    return [f"In {count:,} case{'s' if count > 1 else ''} {told}." for told, count in counts.items()]
+    return [f"In {count:,} case{'s' if count > 1 else ''} {text}." for text, count in counts.items()]

@@ -91,8 +91,8 @@ def check(root: Path, needed: bool = False) -> int | None:
         return None
     if differences(expected, there(root)) and (wrong := _settled(root)):
         more = [f"and {len(wrong) - NAMED} more"] if len(wrong) > NAMED else []
-        told = "; ".join([*wrong[:NAMED], *more])
-        raise DamagedError(f"{root} is not as its {INVENTORY} says: {told}")
+        text = "; ".join([*wrong[:NAMED], *more])
+        raise DamagedError(f"{root} is not as its {INVENTORY} says: {text}")
     return len(expected)
 
 

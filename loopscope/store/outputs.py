@@ -73,10 +73,10 @@ def is_ours(file: Path) -> bool:
 
     try:
         with safe_open(file, "np") as content:
-            told = content.metadata() or {}
+            metadata = content.metadata() or {}
     except (OSError, SafetensorError):
         return False
-    return MARK in told
+    return MARK in metadata
 
 
 def write_file(out: Path, fill: Callable[[Path], None], force: bool = False) -> None:

@@ -190,7 +190,7 @@ class Store:
         return found
 
     def readable(self, kind: str) -> tuple[tuple[Artefact, ...], tuple[LoopscopeError, ...]]:
-        """As `every`, for those who can go on without some: what can be read, and the errors of the others to tell."""
+        """The artefacts of a kind that can be read, and the errors of the others: for who can go on without."""
         found, errors = [], []
         for key in self._keys(kind):
             try:

@@ -4,7 +4,8 @@
     model = load_backbone(find(zoo, "d8l6-3", "backbone"))
     steering_map = load_fit(find(zoo, "one-1@d8l6-3", "map"))
 
-It is the folder `zoo` beside the package, or the one that the environment variable LOOPSCOPE_ZOO names.
+It is the folder `zoo` of the checkout, or the one that the environment variable LOOPSCOPE_ZOO names.  An installed
+package brings a part of it, to be read only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,16 +56,24 @@ class Entry:
 def zoo_folder(folder: Path | None = None) -> Path:
     """Where the zoo is, or would be: `folder` if given, else what LOOPSCOPE_ZOO names, else `zoo` of the checkout.
 
-    InputError without any of these: an installed package brings no zoo.
+    Without a checkout it is the part of the zoo that the installed package brings; InputError where it brings none.
     """
     if folder is not None:
         return folder
     if named := os.environ.get(VARIABLE):
         return Path(named)
-    checkout = Path(loopscope.__file__).absolute().parent.parent
-    if not (checkout / "pyproject.toml").is_file():
+    packaged = _packaged()
+    checkout = packaged.parent.parent
+    if (checkout / "pyproject.toml").is_file():
+        return checkout / "zoo"
+    if not packaged.is_dir():
         raise InputError(f"loopscope runs from {checkout}, which is no checkout; name a zoo with --zoo or {VARIABLE}")
-    return checkout / "zoo"
+    return packaged
+
+
+def _packaged() -> Path:
+    """Where an installed package has its part of the zoo."""
+    return Path(loopscope.__file__).absolute().parent / "zoo"
 
 
 def open_zoo(folder: Path | None = None) -> Store:
@@ -83,15 +93,25 @@ def entries(store: Store) -> list[Entry]:
 
 
 def readable_entries(store: Store) -> tuple[list[Entry], list[LoopscopeError]]:
-    """As `entries`, for those who list: the entries that can be read, and the errors of the others to tell."""
+    """The entries that can be read, sorted as `entries`, and the errors of the others, for a listing to show."""
     read = [store.readable(kind) for kind in KINDS]
     found = [_entry(artefact) for artefacts, _ in read for artefact in artefacts]
     found.sort(key=lambda entry: (KINDS.index(entry.kind), by_number(entry.name), entry.key))
     return found, [error for _, errors in read for error in errors]
 
 
+def owners(store: Store) -> dict[str, str]:
+    """The keys of the models that maps were fitted to, by those of the maps, as far as both can be read."""
+    found = {fit.key: fit.manifest.inputs.get(BACKBONE, "") for fit in store.readable(MAP)[0]}
+    for fit in store.readable(LM_MAP)[0]:
+        with suppress(LoopscopeError):
+            if model := model_of(fit, [store]):
+                found[fit.key] = model.key
+    return found
+
+
 def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
-    """Those of this name or, if there are none, whose keys start so (at least 4 characters)."""
+    """The artefacts of this name or, if there are none, those whose keys start so (at least 4 characters)."""
     there = list(known)
     found = [artefact for artefact in there if name_of(artefact) == asked]
     if not found and KEY_OR_PREFIX.fullmatch(asked):
@@ -102,8 +122,8 @@ def matches(known: Iterable[Artefact], asked: str) -> list[Artefact]:
 def find(store: Store, asked: str, kind: str | None = None) -> Artefact:
     """The entry of this name, or with the only key that starts so (at least 4 characters).
 
-    `kind` says of which; None: of any.  InputError if there is none or more than one; the error of one of these kinds
-    that cannot be read, since it might be the one that is asked for, or a second of its name.
+    `kind` is the kind to look among, None for all.  InputError if there is no such entry, or more than one.  If an
+    entry of that kind cannot be read, its error is raised: it might be the one that is asked for.
     """
     kinds = KINDS if kind is None else (kind,)
     what = kind or "backbone or map"
@@ -123,8 +143,10 @@ def add(zoo: Store, source: Store, asked: Iterable[str]) -> list[Entry]:
 
     All are found and loaded before the first is copied: what is missing or damaged leaves the zoo as it was.  Weights
     of backbones and what training noted are stored compressed.  Gives the entries that were asked for and the
-    backbones and models of the maps among them.
+    backbones and models of the maps among them.  InputError for the part of the zoo that an installed package brings.
     """
+    if zoo.root.absolute() == _packaged():
+        raise InputError(f"{zoo.root} came with the package and stays as it is; name a zoo with --zoo or {VARIABLE}")
     chosen: dict[str, Artefact] = {}
     for text in asked:
         artefact = find(source, text)
@@ -160,9 +182,9 @@ def _checked(store: Store, status: Status, widths: dict[str, int]) -> Status:
 
 
 def _check(artefact: Artefact, stores: Iterable[Store], widths: dict[str, int]) -> str:
-    """Load a backbone and note its width under its key, or load a map and see that it fits a backbone noted before.
+    """Load an entry.  A backbone's width is kept under its key in `widths`; a map must fit a backbone kept there.
 
-    Of a language model, gives why it could not be loaded where packages for it are missing.
+    Gives "", or of a language model why it could not be loaded: packages that are missing.
     """
     if artefact.manifest.kind in (LM, LM_MAP):
         return _check_language(artefact, stores)

@@ -16,12 +16,20 @@ from loopscope.store.files import damaged
 from loopscope.store.manifest import MANIFEST
 from loopscope.store.store import Store
 from loopscope.store.zoo import VARIABLE, open_zoo
-from loopscope.studies.language.layouts import LANGUAGE_LAYOUTS
+from loopscope.studies.antonyms.layouts import antonym_layout
+from loopscope.studies.iterations.layouts import iteration_layout
+from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.studies.layouts import LAYOUTS
+from loopscope.studies.letters.layouts import letter_layout
 from loopscope.studies.records import RECORD, LayoutOf, Record, open_results, records
 from loopscope.studies.training_logs import HISTORY, named
 
-EVERY_LAYOUT: Mapping[str, LayoutOf] = {**LAYOUTS, **LANGUAGE_LAYOUTS}
+EVERY_LAYOUT: Mapping[str, LayoutOf] = {
+    **LAYOUTS,
+    LETTERS: letter_layout,
+    ANTONYMS: antonym_layout,
+    ITERATIONS: iteration_layout,
+}
 """What every experiment keeps."""
 
 

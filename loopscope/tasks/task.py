@@ -4,15 +4,16 @@ A task is a value: a frozen dataclass whose fields are its own settings.  It is 
 line in `tasks.TASKS`.  Everything is text, for any tokenizer; how a model is trained on it is no business of a task.
 
     @dataclass(frozen=True)
-    class Squares(Task):
-        name = key = "squares"
-        largest: Literal["ten", "hundred"] = "ten"
+    class Counting(Task):
+        name = key = "counting"
+        by: Literal["one", "two"] = "one"  # a setting
 
         def questions(self, draw):
             source = random.Random(f"{draw.seed} {draw.update}")
-            for n in source.choices(range(1, 11), k=draw.examples):
-                yield Asked(f"What is the square of {n}?", [str(n * n)])
+            return (self._asked(source.randrange(50), 1 + j % draw.deepest) for j in range(draw.examples))
         ...
+
+`tests/test_tasks.py` has all of this one.
 """
 
 from __future__ import annotations

@@ -131,6 +131,6 @@ def check(case: dict[str, object], dtype: torch.dtype) -> None:
             assert torch.equal(trace.logits_at[point].argmax(-1)[sure], wanted.argmax(-1)[sure])
         for address, kept in trace.kept.items():
             site = address.site.resolve(layers=len(model.layers), heads=4, rows=ROWS)
-            part = plain.parts[address.loop, site.layer, site.component]
+            part = plain.components[address.loop, site.layer, site.component]
             part = part[:, list(site.heads)] if site.heads else part
             torch.testing.assert_close(kept, part[..., list(site.rows or ()), :], rtol=0, atol=TOLERANCE[dtype])

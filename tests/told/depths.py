@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
+from loopscope.quantity import Quantity, of_tables, one
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import continuation_curves, depth_judges
 from loopscope.studies.graph_walk.continuation import WITHHELD
@@ -13,7 +13,7 @@ from loopscope.studies.parity import exact as parity_exact
 from loopscope.studies.parity import lengths as parity_lengths
 from loopscope.studies.parity import timing as parity_timing
 from loopscope.studies.parity.counts import NATIVE, WITH_J
-from loopscope.studies.records import Row, apart, open_results, percent
+from loopscope.studies.records import apart, open_results, percent
 from loopscope.studies.relations import chains
 from loopscope.studies.training_logs import histories
 from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
@@ -42,7 +42,7 @@ def _eight(evidence: Evidence) -> Known:
     return {
         "inside": [percent(pick(inside[name] for name in walks)) for pick in (min, max)],
         "bad": [f"{bad[0]:.1f}", f"{bad[-1]:.1f}"], "good": [f"{good[0]:.1g}", f"{good[-1]:.1g}"],
-        "alone": Said(Row(J_ALONE, alone.estimate(INSIDE), 0)),
+        "alone": Said(Quantity("continuation.strict", J_ALONE, alone.estimate(INSIDE), 0)),
         "judged": depth_judges.continue_inside(evidence),
         "walks": [curves[name] for name in walks], "failed": [curves[name] for name in FAILED], "maps": len(losses),
     }  # fmt: skip
@@ -73,7 +73,7 @@ def _relations(evidence: Evidence) -> Known:
     seen = chains.outcomes(record.predictions)
     course = seen.course(chains.RANGES[chains.BEYOND])[:, seen.checks[-chains.LAST :]]
     return {
-        "fits": Rows.of([chains.by_fit(seen)]),
+        "fits": Rows.at(chains.by_fit(seen).rows, "chains.fit", "lengths", "fit"),
         "published": Said(chains.share(seen, chains.BEYOND, chains.FINAL, paper=True)),
         "swing": [percent(float(course.min())), percent(float(course.max()))],
         "course": course,
@@ -83,7 +83,7 @@ def _relations(evidence: Evidence) -> Known:
 RELATIONS = Section(
     FINDINGS, "Relations", _relations,
     [
-        "{fits[17-24, fit 1].p}, {fits[17-24, fit 2].p} and {fits[17-24, fit 3].p} % at lengths 17-24 in three fits, "
+        "{fits[17-24, 1].p}, {fits[17-24, 2].p} and {fits[17-24, 3].p} % at lengths 17-24 in three fits, "
         "where the paper has {published.paper}.",
         "between {swing[0]} and {swing[1]} % over the last ten checks,",
     ],
@@ -96,20 +96,30 @@ RELATIONS = Section(
 # ---- parity ----------------------------------------------------------------------------------------------------------
 
 BACKBONES = ("parity-0", "parity-1", "parity-2")
-TIMING = "Computation or timing? Lengths 41-490, lines of 41-490"
-FAR_TIMING = "Computation or timing? Lengths 505-1000"
+FITTED = {"first": 41, "last": 490, "fitted_first": 41, "fitted_last": 490}
+"""Lengths that are read, by lines through the same."""
+
+
+def timed(evidence: Evidence, name: str) -> Rows:
+    """Right answers of a backbone at lengths 41-490, by condition and by how the loop was chosen."""
+    return Rows.at(_quantities(evidence, name), "parity.loop", "condition", "way", **FITTED)
+
+
+def _quantities(evidence: Evidence, name: str) -> list[Quantity]:
+    return list(of_tables(parity_timing.tables(evidence.of("parity")[name].predictions)))
 
 
 def _parity(evidence: Evidence) -> Known:
     found = evidence.of("parity")
-    tables = {name: parity_timing.tables(found[name].predictions) for name in BACKBONES}
-    rows = {name: Rows.of(each, TIMING) for name, each in tables.items()}
+    rows = {name: timed(evidence, name) for name in BACKBONES}
+    second = _quantities(evidence, "parity-1")
     first = {(each.condition, each.estimator): each for each in parity_timing.timings(found["parity-0"].predictions)}
     native, steered = first[NATIVE, "robust"], first[WITH_J, "robust"]
     apart_by = {}
     for name in BACKBONES:
-        text = parity_lengths.agreement(found[name].predictions) or ""
-        apart_by[name] = [float(each) for each in re.findall(r"differs by ([\d.]+) points in the mean", text)]
+        same = parity_lengths.twice(found[name].predictions)
+        assert same is not None
+        apart_by[name] = [float(percent(each.apart)) for each in same.values()]
     rest = [apart_by["parity-0"][1], *apart_by["parity-1"], *apart_by["parity-2"]]
     exact = evidence.of("parity-fp32")["parity-1"].predictions
     far = evidence.of("parity", "far")["parity-1"].predictions["far"]
@@ -117,8 +127,9 @@ def _parity(evidence: Evidence) -> Known:
     halves = far["right"][:, 0, far["lengths"] == 600][:, 0]
     return {
         "gain": depth_judges.parity_gain(evidence), "limit": depth_judges.parity_limit(evidence),
-        "near": rows, "far": Rows.of(tables["parity-1"], "Right at t = n, lengths 505-1000"),
-        "far_timing": Rows.of(tables["parity-1"], FAR_TIMING),
+        "near": rows, "far": Rows.at(second, "parity.exit", "condition", first=505, last=1000),
+        "far_timing": Rows.at(second, "parity.loop", "condition", "way", first=505, last=1000),
+        "shift": Said(one(second, "parity.loop.shift", **FITTED)),
         "coherence": f"{native.coherence:.2f}", "chance": f"{native.by_chance:.2f}",
         "native": native, "steered": steered,
         "drift": f"{abs(steered.drift.value):.1f}", "every": f"{400 / abs(steered.drift.value):.0f}",
@@ -150,8 +161,8 @@ PARITY = Section(
         "(lengths 41-490, n = {near[parity-0][J, t = n].n}; the best of 21 loops instead of the line gives the same "
         "within {within} points):", *map(_line, BACKBONES),
         "a fixed linear shift of the loop that is read, without J, is "
-        "{near[parity-1][native, on the line, minus J, t = n].p} points "
-        "{near[parity-1][native, on the line, minus J, t = n].i} above J at t = n.",
+        "{shift.p} points "
+        "{shift.i} above J at t = n.",
         "of the same {exact[0].exact.strings} strings of 600 bits {exact[0].exact.right} are right natively and "
         "{exact[1].exact.right} with J in both,",
         "In `parity-2` five points of {near[parity-2][J minus native, t = n].whole} are computation.",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from tests.told.sentences import FINDINGS, README
+from tests.told.sentences import FINDINGS, LEDGER, README
 
 ELSEWHERE: tuple[tuple[str, str, str], ...] = (
     (README, "Python 3.11", "a version"),
     (README, "Apache-2.0", "the name of a licence"),
     (README, "Ouro-2.6B", "the name of a model"),
-    (README, "A model of 0.2M weights", "how large it is; `docs/looping-smollm2.md` has the count"),
+    (LEDGER, "Ouro-2.6B", "the name of a model"),
+    (LEDGER, "A model of 0.2M weights", "how large it is; `docs/looping-smollm2.md` has the count"),
     (
-        README,
+        LEDGER,
         "one run per program would be 5.61 million",
         "the cost of one run of `make reproduce`, of which nothing is kept",
     ),

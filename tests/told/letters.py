@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from loopscope.measure.heads import Heads
 from loopscope.studies.evidence import Evidence, Finding
-from loopscope.studies.language import judges as language_judges
-from loopscope.studies.language.layouts import HEADS, LETTERS
-from loopscope.studies.language.records import selection_of
+from loopscope.studies.language.layouts import LETTERS
+from loopscope.studies.letters import judges as letter_judges
+from loopscope.studies.letters.layouts import HEADS
+from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING
 from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.records import Record, percent
@@ -91,9 +92,9 @@ def _smollm2(evidence: Evidence) -> Known:
         ],
         "small_patched": [tuple(record(evidence, name, STEERING).settings["patched"]) for name in FOUR[::2]],
         "judged": {
-            "rescue": language_judges.rescue(evidence), "damage": language_judges.damage(evidence),
-            "controls": language_judges.controls(evidence), "restore": language_judges.restore(evidence),
-            "content": language_judges.content(evidence),
+            "rescue": letter_judges.rescue(evidence), "damage": letter_judges.damage(evidence),
+            "controls": letter_judges.controls(evidence), "restore": letter_judges.restore(evidence),
+            "content": letter_judges.content(evidence),
         },
     }  # fmt: skip
 

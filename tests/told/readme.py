@@ -1,4 +1,4 @@
-"""The README: what lies beyond the verdicts, its limits, what was measured, and the tables of speed."""
+"""Speed, in the README and the page on performance; what was measured and what lies beyond it, in the ledger's page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 from loopscope.studies.claims import CLAIMS
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.layouts import HEADS
-from loopscope.studies.language.records import selection_of
+from loopscope.studies.letters.layouts import HEADS
+from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tests import CONTENT
 from loopscope.studies.letters.walks import WALKS
-from loopscope.studies.parity import timing as parity_timing
 from tests.told import depths, letters, replies, walks
-from tests.told.sentences import README, ROOT, Known, Rows, Section, table_row
+from tests.told.sentences import LEDGER, PERFORMANCE, README, ROOT, Known, Section, table_row
 
 # ---- what was measured -----------------------------------------------------------------------------------------------
 
@@ -34,7 +33,7 @@ def _all(fits: Iterable[dict[str, int]], maps: int, *targets: str) -> bool:
 
 
 MEASURED = Section(
-    README, "What was measured", _measured,
+    LEDGER, "What was measured", _measured,
     ["The ledger has {claims} claims that we chose from the paper,"],
     {
         "seventeen D8L6 backbones (seeds 3-19) with four maps each,": lambda known: [*known["fits"]["targets"]]
@@ -67,7 +66,7 @@ def _beyond(evidence: Evidence) -> Known:
         "antonyms": replies.ANTONYM_SECTION.known(evidence),
         "last": letters.answers(evidence, last), "content": letters.answers(evidence, every),
         "parity": {
-            name: Rows.of(parity_timing.tables(evidence.of("parity")[name].predictions), depths.TIMING)
+            name: depths.timed(evidence, name)
             for name in depths.BACKBONES
         },
         "small": [
@@ -91,7 +90,7 @@ def _deep(form: str, name: str) -> str:
 
 
 BEYOND = Section(
-    README, "Beyond the verdicts", _beyond,
+    LEDGER, "Beyond the verdicts", _beyond,
     [
         "is right in {lasting[main][rollout one 8].p} % at call 8 instead of {lasting[main][published one 8].p} %, and "
         "on its own states in {lasting[main][pool one 64].p} % at call 64 (on two more backbones "
@@ -177,11 +176,17 @@ def _trained(label: str, case: str, whole: str) -> str:
     return table_row(label, *times, f"**{{trained[{case}][ratio]}}**", whole)
 
 
-SPEED = Section(
-    README, "Speed", _speed,
+PATCHING = Section(
+    README, "Speed of patching", _speed,
     [
         "`loopscope bench patching`, two CPU cores, torch {torch[0]},",
         *map(_case, ("head subsets", "48-cell sweep", "mixed strings", "ten starts", "mechanism battery")),
+    ],
+)  # fmt: skip
+
+TRAINING = Section(
+    PERFORMANCE, "Speed of training", _speed,
+    [
         "one NVIDIA H200, torch {torch[1]}, one run",
         _trained(
             "D8L6 backbones, 8 seeds side by side", "d8l6, 8 seeds",
@@ -201,4 +206,4 @@ SPEED = Section(
     {"twelve maps fitted to them": lambda known: known["maps"] == 12},
 )  # fmt: skip
 
-SECTIONS = (MEASURED, BEYOND, SPEED)
+SECTIONS = (MEASURED, BEYOND, PATCHING, TRAINING)

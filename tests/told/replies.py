@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from loopscope.measure.replies import answers_name, as_texts
+from loopscope.studies.antonyms import judges as antonym_judges
 from loopscope.studies.antonyms.tables import PAPER_DEPTHS, PAPER_SEQUENCES, at_depths, at_loop, readout_right
 from loopscope.studies.antonyms.tests import DEPTHS, FORMS, depth_requests
 from loopscope.studies.evidence import Evidence, Finding
 from loopscope.studies.iterations.tables import gain, is_long, iterated
-from loopscope.studies.language import judges as language_judges
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS
 from loopscope.studies.language.shares import share
 from loopscope.studies.records import Record, percent
@@ -124,7 +124,7 @@ def _antonyms(evidence: Evidence) -> Known:
         "first": final[LARGE].after(1), "of_second": final[LARGE].said(2, steered=False)[3],
         "paper": {form: ["", *(percent(each / PAPER_SEQUENCES) for each in counts)] for form, counts in paper.items()},
         "paper_deep": {form: percent(sum(each[4:]) / (4 * PAPER_SEQUENCES)) for form, each in paper.items()},
-        "judged": language_judges.antonym_steer(evidence),
+        "judged": antonym_judges.steer(evidence),
         "low": min(low), "high": max(low), "sequences": final[LARGE].k[1].n,
     }  # fmt: skip
 

@@ -13,11 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from loopscope.quantity import Coordinate, Quantity, every
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.records import Record, Row, Table, percent
+from loopscope.studies.records import AnyRow, Record, Table, percent
 
 ROOT = Path(__file__).parent.parent.parent
 README, FINDINGS = "README.md", "docs/findings.md"
+LEDGER, PERFORMANCE = "docs/ledger.md", "docs/performance.md"
 
 NUMBER = r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:e-\d+)?"
 HEAD = r"\d+\.\d+(?:,\d+)*"
@@ -45,9 +47,9 @@ def pattern(sentence: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Said:
-    """A row as pages tell it."""
+    """A quantity as pages tell it."""
 
-    row: Row
+    row: AnyRow
 
     @property
     def p(self) -> str:
@@ -88,7 +90,15 @@ class Said:
 
 
 class Rows(dict[str, Said]):
-    """Rows of tables by name."""
+    """Quantities by their coordinates, or rows of tables by name."""
+
+    @classmethod
+    def at(cls, quantities: Iterable[Quantity], id: str, *names: str, **at: Coordinate) -> Rows:
+        """Those of an id with these coordinates, by their coordinates of these names: "one" or "one, f(u)"."""
+        found = every(quantities, id, **at)
+        named = cls({", ".join(str(each.at[name]) for name in names): Said(each) for each in found})
+        assert len(named) == len(found) > 0, (id, names, at)
+        return named
 
     @classmethod
     def of(cls, tables: Iterable[Table], title: str = "") -> Rows:

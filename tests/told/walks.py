@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from loopscope.quantity import every, one
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import crossing, lasting, learning, matched, switching, targets, trajectories
+from loopscope.studies.graph_walk.composition import EVERY, PAIRS, spelled
+from loopscope.studies.graph_walk.counting import node
 from loopscope.studies.records import Record, apart, open_results, percent
 from loopscope.studies.training_logs import History, histories
 from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
@@ -17,15 +20,15 @@ from tests.told.sentences import FINDINGS, Known, Rows, Said, Section, table_row
 def _native(evidence: Evidence) -> Known:
     walks = evidence.of("trajectories")
     patterns = [
-        Rows.in_record(evidence, record, "Steering patterns")["J->0"] for record in evidence.mechanism("crossing")
+        Said(evidence.one(record, "crossing.steering", run="J->0")) for record in evidence.mechanism("crossing")
     ]
     main = evidence.main("targets")
     assert main is not None
     labels = {seed: trajectories.labels(walks[f"d8l6-{seed}"].predictions["rings"]["native"])[0] for seed in (3, 5)}
     return {
-        "once_more": Rows.in_record(evidence, main, "Answers, unsteered"),
+        "once_more": Rows.at(evidence.quantities(main), "targets.answer", "answer", map="unsteered"),
         "rescue": patterns,
-        "seed9": Rows.in_record(evidence, walks["d8l6-9"], trajectories.ACCURACIES),
+        "seed9": Said(evidence.one(walks["d8l6-9"], "native.retained")),
         "labels": labels,
         "passed": f"{100 * max(each.passed for each in labels.values()):.0f}",
         "seeds": [name for name in walks if name.startswith("d8l6-")],
@@ -37,7 +40,7 @@ NATIVE = Section(
     [
         "Our main backbone holds u when it is called once more ({once_more[u].p} %),",
         "steered patterns alone rescue less ({rescue[1].p} and {rescue[2].p} % in the other two backbones).",
-        "Extra loops do not keep the answer in every backbone ({seed9[retained, loop 16].p} % in seed 9).",
+        "Extra loops do not keep the answer in every backbone ({seed9.p} % in seed 9).",
         "in seeds 3 and 5 it explains all of who is ahead, a label passed on the way at most {passed} %.",
     ],
     {
@@ -57,10 +60,9 @@ def _composed(evidence: Evidence) -> Known:
     known = {}
     for name in evidence.selection.names:
         record = evidence.of("independent").get(name) or evidence.of("eight-calls", "independent-3001")[name]
-        mixed = Rows.in_record(evidence, record, "Eight calls, mixed (")
-        rows = Rows.in_record(evidence, record, "Two calls")
-        rows["mixed"] = mixed.get("call 8") or mixed["every map, call 8"]
-        known[name.replace("-", "_")] = rows
+        rows = {spelled(pair): evidence.one(record, "compose.two", string=pair) for pair in PAIRS}
+        rows["mixed"] = evidence.one(record, "compose.long", kind="mixed", condition=EVERY, call=8)
+        known[name.replace("-", "_")] = {pair: Said(row) for pair, row in rows.items()}
     return known
 
 
@@ -83,20 +85,18 @@ COMPOSED = Section(
 
 def _selected(evidence: Evidence) -> Known:
     """By backbone and control, a row for each k: k-1, k0, ..., k4."""
-    blocks = {"trained": "F as trained", "permuted": "F with permuted weights", "none": "no F", "answer": "J on ANSWER",
-              "rank4": "J of rank 4"}  # fmt: skip
     known: dict[str, object] = {}
     for name, record in evidence.of("selecting").items():
-        for block, title in blocks.items():
-            rows = Rows.in_record(evidence, record, f"Right answers by k, {title}")
-            known[f"{name.replace('-', '_')}_{block}"] = {row.replace("k = ", "k"): said for row, said in rows.items()}
+        for control in ("trained", "permuted", "none", "answer", "rank-4"):
+            rows = every(evidence.quantities(record), "selecting.accuracy", control=control)
+            told = {f"k{row.at['k']}": Said(row) for row in rows}
+            known[f"{name.replace('-', '_')}_{control.replace('-', '')}"] = told
     steps = {name: set(trajectories.walk_of(each.predictions, each.facts).increments[1:7])
              for name, each in evidence.of("trajectories").items() if name.startswith("d8l6-")}  # fmt: skip
-    ones = {}
-    for name, record in evidence.of("targets").items():
-        answers = targets.conditions(record.predictions[targets.WHERE], record.facts)
-        at = targets._walks(targets.WHERE, record.facts)
-        ones[name] = float((answers["one"] == at.ahead(1))[:, at.kept].double().mean())
+    ones = {
+        name: evidence.one(record, "targets.answer", map="one", read=targets.AFTER_F, answer="f(u)").estimate.value
+        for name, record in evidence.of("targets").items()
+    }
     known["slow"] = sorted(share for name, share in ones.items() if 1 not in steps[name])
     known["least"] = percent(known["slow"][1])  # type: ignore[index]
     return known
@@ -127,12 +127,14 @@ def _carried(evidence: Evidence) -> Known:
     answers = switching.Answers.of(record.predictions, record.facts, record.settings["where"])
     known = {}
     for giver, receiver in (("two", "one"), ("one", "two")):
-        known[f"{giver}_{receiver}"] = Rows.of([switching._direction(answers, giver, receiver, "", ())])
+        rows, target = switching._direction(answers, giver, receiver, "", ()).rows, node(switching.HOPS[giver])
+        mlp = one(rows, "switching.part", part="MLP output", layers="layer 2", answer=target)
+        known[f"{giver}_{receiver}"] = {"pattern": Said(one(rows, "switching.target")), "mlp": Said(mlp)}
     crossed = evidence.of("crossing")
     counted = {name: _counted(each) for name, each in crossed.items()}
     few = {name: most for name, most in counted.items() if most < 0.1}
     return known | {
-        "patches": Rows.in_record(evidence, crossed["d8l6-14"], "Pattern and output"),
+        "patches": Said(evidence.one(crossed["d8l6-14"], "crossing.patch", part="pattern", answer="E")),
         "few": [int(name.rpartition("-")[2]) for name in few], "most": percent(max(few.values())),
     }  # fmt: skip
 
@@ -146,10 +148,10 @@ def _counted(record: Record) -> float:
 CARRIED = Section(
     FINDINGS, "What carries the choice", _carried,
     [
-        "In seed 14 the pattern carries less of it ({two_one[pattern, layer 2: giver's target].whole} and "
-        "{one_two[pattern, layer 2: giver's target].whole} % switched), while layer 2's MLP output carries most "
-        "({two_one[MLP output, layer 2: f^2(u)].whole} and {one_two[MLP output, layer 2: f(u)].whole} %).",
-        "The same patterns still reroute between graphs in {patches[pattern -> E].whole} %.",
+        "In seed 14 the pattern carries less of it ({two_one[pattern].whole} and "
+        "{one_two[pattern].whole} % switched), while layer 2's MLP output carries most "
+        "({two_one[mlp].whole} and {one_two[mlp].whole} %).",
+        "The same patterns still reroute between graphs in {patches.whole} %.",
         "so that few or no pairs count in the cross-graph patches (at most {most} % with a fit);",
     ],
     {
@@ -174,7 +176,7 @@ def _fitted(evidence: Evidence) -> Known:
         at = targets._walks(targets.WHERE, record.facts)
         answers = targets.conditions(record.predictions[targets.WHERE], record.facts)
         for target, hops in (("one", 1), ("two", 2)):
-            fits = (answers[target] == at.ahead(hops))[:, at.kept].double().mean(1).tolist()
+            fits = (answers[target, targets.AFTER_F] == at.ahead(hops))[:, at.kept].double().mean(1).tolist()
             right[name, target] = sum(fits) / len(fits)
             gaps.append(max(fits) - min(fits))
     fits = [each for store in open_results() for each in histories(store) if each.name.startswith("one-")]
@@ -216,29 +218,32 @@ def _supervised(evidence: Evidence) -> Known:
     study = matched._study(*apart(pair), matched.WHERE)
     gaps = {each.target: each.gap for each in matched._pairs(study)}
     curves = learning.noted(pair["matched-final-0"].notes)
-    every = apart(evidence.of("matched"))
-    before = {target: matched.read_before(*every, target) for target in ("one", "two")}
+    both = apart(evidence.of("matched"))
+    before = {target: matched.read_before(*both, target) for target in ("one", "two")}
+    longer = matched._longer(study).rows
     return {
-        "rows": Rows.of([matched._longer(study)]), "gaps": gaps, "curves": curves,
+        "rows": Rows.at(longer, "matched.longer.accuracy", "group", "condition"), "gaps": gaps, "curves": curves,
+        "gained": Rows.at(longer, "matched.longer.gain", "group", "condition"),
+        "before": Rows.at(longer, "matched.longer.before.right", "group", "condition"),
         "alone": {target: Said(rows["matched-final"]) for target, rows in before.items()},
         "stepwise": {target: Said(rows["matched-stepwise"]) for target, rows in before.items()},
-        "after": Rows.of([matched.summary(*every)]),
+        "after": Rows.at(matched.summary(*both).rows, "matched.accuracy", "group", "condition", "answer"),
     }  # fmt: skip
 
 
 SUPERVISED = Section(
     FINDINGS, "Supervision, or time?", _supervised,
     [
-        "the first fit of J_one on `matched-final-0` reaches {rows[matched-final-0, J_one-long].p} % (not "
-        "{rows[matched-final-0, J_one].p}) and that of J_two {rows[matched-final-0, J_two-long].p} % (not "
-        "{rows[matched-final-0, J_two].p}), both still rising;",
+        "the first fit of J_one on `matched-final-0` reaches {rows[matched-final-0, one-long].p} % (not "
+        "{rows[matched-final-0, one].p}) and that of J_two {rows[matched-final-0, two-long].p} % (not "
+        "{rows[matched-final-0, two].p}), both still rising;",
         "gives the target of J_one in {alone[one].p} % and that of J_two in {alone[two].p} % (means of five backbones, "
-        "of {after[matched-final, J_one: one].p} and {after[matched-final, J_two: two].p} with F); on stepwise "
+        "of {after[matched-final, one, one].p} and {after[matched-final, two, two].p} with F); on stepwise "
         "backbones in {stepwise[one].p} and {stepwise[two].p} %.",
-        "Its stepwise partner gains {rows[matched-stepwise-0, J_two-long - J_two].p} points "
-        "{rows[matched-stepwise-0, J_two-long - J_two].i} for J_two by the same time,",
-        "Of what J_two gets right on `matched-final-0`, {rows[matched-final-0, J_two: right after F, and before].p} % "
-        "can be read before F after 8,000 updates, {rows[matched-final-0, J_two-long: right after F, and before].p} % "
+        "Its stepwise partner gains {gained[matched-stepwise-0, two-long].p} points "
+        "{gained[matched-stepwise-0, two-long].i} for J_two by the same time,",
+        "Of what J_two gets right on `matched-final-0`, {before[matched-final-0, two].p} % "
+        "can be read before F after 8,000 updates, {before[matched-final-0, two-long].p} % "
         "after 32,000.",
     ],
     {
@@ -277,7 +282,7 @@ class Lasting:
     @property
     def costs(self) -> Rows:
         """What lasting costs at the first call."""
-        return Rows({row.name: Said(row) for row in lasting._costs(self.counted)})
+        return Rows.at(lasting.costs(self.counted), "lasting.cost", "family", "kind")
 
     @property
     def reach(self) -> Mapping[str, int]:
@@ -314,8 +319,8 @@ def _lasting(evidence: Evidence) -> Known:
     main, second, third = (
         Lasting(lasting.Counted.of(found[name].predictions, found[name].facts)) for name in evidence.selection.names
     )
-    cheap = [row.row.estimate.value for name, row in main.costs.items() if not name.startswith("pool, two")]
-    dear = sorted(-each.row.estimate.value for name, each in third.costs.items() if ", two," in name)
+    cheap = [said.row.estimate.value for which, said in main.costs.items() if which != "pool, two"]
+    dear = sorted(-row.estimate.value for row in every(lasting.costs(third.counted), "lasting.cost", kind="two"))
     families = [family for family in lasting.FAMILIES if family != lasting.PUBLISHED]
     two = sorted(third.counted.row(family, "two", 8).estimate.value for family in families)
     return {
@@ -346,7 +351,7 @@ LASTING = Section(
         "Two maps that take turns in random strings (`strings`) are right in {main[strings mixed 8].p} % of mixed "
         "strings at call 8.",
         "It costs nothing at the first call ({least} to {most} points), but for `pool` with two hops "
-        "({main.costs[pool, two, minus published].p} {main.costs[pool, two, minus published].i}), which is at "
+        "({main.costs[pool, two].p} {main.costs[pool, two].i}), which is at "
         "{main[pool two 16].p} % after 16 calls and {main[pool two 32].p} % after 32.",
         "whose linear part stretches (spectral radius {main.radius[0]} and {main.radius[1]}), rows of the graph grow "
         "{main.grows}-fold over 64 calls.",
@@ -354,8 +359,8 @@ LASTING = Section(
         "{second[published one 8].p}), with `pool` at call 32 {second[pool one 32].p} {second[pool one 32].i}, at call "
         "64 {second[pool one 64].p} {second[pool one 64].i} ({second.by_fit[pool 64][0]} and "
         "{second.by_fit[pool 64][1]} by fit); mixed strings at call 8 with `strings` {second[strings mixed 8].p} "
-        "{second[strings mixed 8].i}; the price of `pool` with two hops {second.costs[pool, two, minus published].p} "
-        "{second.costs[pool, two, minus published].i};",
+        "{second[strings mixed 8].i}; the price of `pool` with two hops {second.costs[pool, two].p} "
+        "{second.costs[pool, two].i};",
         "at call 8 with `rollout` {third[rollout one 8].p} % {third[rollout one 8].i} (published "
         "{third[published one 8].p}), with `pool` at call 32 {third[pool one 32].p} {third[pool one 32].i}, but at "
         "call 64 {third[pool one 64].p} {third[pool one 64].i} ({third.by_fit[pool 64][0]} and "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopscope.studies.claim import Claim
-from loopscope.studies.graph_walk import depth_judges, judges, trajectories
+from loopscope.studies.graph_walk import depth_judges, judges
 from loopscope.studies.graph_walk.experiments import (
     CONTINUATION,
     CROSSING,
@@ -19,7 +19,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "native.endpoint", "3", "every D8L6 and D8L8 backbone answers at its last trained loop", "~100 %",
         "each >= 99 % on rings", TRAJECTORIES,
-        judges.worst("endpoint", lambda walk: walk.endpoint >= 0.99, lambda facts: facts.loops),
+        judges.worst("endpoint", lambda walk: walk.endpoint >= 0.99),
     ),
     Claim(
         "native.variety", "3", "D8L8 backbones differ: some advance mainly one node per loop, some mainly two",
@@ -30,7 +30,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "native.hold", "3", "extra loops keep the answer", "\"eventually they stabilise\"",
         "mode at loop 16 is 8 for every backbone; also report retained accuracy", TRAJECTORIES,
-        judges.worst("retained", lambda walk: walk.holds, lambda facts: trajectories.LOOPS),
+        judges.worst("retained", lambda walk: walk.holds),
     ),
     Claim(
         "target.one", "4", "J_one selects the one-hop target", "48.2 -> 99.6",

@@ -19,16 +19,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.program import F, J, Program
-from loopscope.stats import cluster_bootstraps, tally
-from loopscope.studies.graph_walk.targets import BEFORE, SEED, distribution, share
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.quantity import At, Quantity, Table
+from loopscope.studies.graph_walk.counting import OTHER, distribution, node, share
+from loopscope.studies.graph_walk.targets import BEFORE
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, first_graphs, instances, walks
 from loopscope.tasks.populations import mixed_strings
 
@@ -228,43 +228,25 @@ class Answers:
         return torch.stack([self.under(condition, string) for string in strings])
 
 
-def curves(answers: Answers, kind: str, paper: Mapping[tuple[str, str], Mapping[int, float]]) -> dict[str, list[Row]]:
-    """Accuracy at calls 1 to 8 of one kind of `long_strings`, by condition: all maps, the controls, the baseline."""
-    strings = long_strings()[kind]
-    return {
-        condition: [
-            share(
-                f"{condition}, call {call}",
-                answers.stacked(condition, [string[:call] for string in strings]),
-                answers.at,
-                paper=paper.get((kind, condition), {}).get(call),
-            )
-            for call in range(1, 1 + CALLS)
-        ]
-        for condition in (EVERY, SO_FAR, WITHOUT, FIRST, NONE, READ_BEFORE, COPY)
-    }
+Long = Mapping[tuple[str, str], Mapping[int, float]]
+"""Published accuracies of strings of eight calls, by kind and condition, then by call."""
+
+CONDITIONS = (EVERY, SO_FAR, WITHOUT, FIRST, NONE, READ_BEFORE, COPY)
 
 
-NODES = (*(f"f^{steps}(u)" if steps > 1 else ("u", "f(u)")[steps] for steps in range(5)), "other")
+def at_call(
+    answers: Answers, kind: str, condition: str, call: int, paper: Long | None = None, where: str = ""
+) -> Quantity:
+    """Accuracy at one call of a kind of `long_strings`, under one of `CONDITIONS`: `compose.long`."""
+    hits = answers.stacked(condition, [string[:call] for string in long_strings()[kind]])
+    known = (paper or {}).get((kind, condition), {}).get(call)
+    at: At = {"kind": kind, "condition": condition, "call": call, "where": where}
+    return share("compose.long", f"{condition}, call {call}", hits, answers.at, at, published=known)
+
+
+STEPS = range(5)
+NODES = (*map(node, STEPS), OTHER)
 """What two calls may answer: u and the nodes that two maps can lead to, or none of these."""
-
-
-def landed(answers: Answers, string: str, paper: Mapping[int, float] | None = None) -> dict[str, Row]:
-    """How often a string of two calls ends at each of `NODES`, which differ in all instances that count."""
-    hits = [answers.given(string) == answers.targets[steps] for steps in range(len(NODES) - 1)]
-    hits.append(~torch.stack(hits).any(0))
-    known = {NODES[steps]: value for steps, value in (paper or {}).items()}
-    counted = tally(np.stack(hits), answers.at.clusters, answers.at.kept)
-    shares = zip(NODES, cluster_bootstraps(counted, seed=SEED), strict=True)
-    n = int(answers.at.kept.sum())
-    return {node: Row(f"{spelled(string)}: {node}", share, n, known.get(node)) for node, share in shares}
-
-
-def landings(predictions: Predictions, facts: Facts, where: str, paper: bool = False) -> dict[str, dict[str, Row]]:
-    """`landed` for all nine strings of two calls; `paper` as in `tables_two`."""
-    answers = Answers.of(predictions, facts, where)
-    known = PAPER_ANSWERS.get(where, {}) if paper else {}
-    return {string: landed(answers, string, known.get(string)) for string in TWO_CALLS}
 
 
 def tables_two(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
@@ -279,12 +261,27 @@ def tables_two(predictions: Predictions, facts: Facts, paper: bool = False) -> l
         for first in "12":
             rows = []
             for second in "012":
+                given, steps = answers.given(first + second), range(int(first), int(first) + 3)
+                at = {"string": first + second, "where": where}
                 label = f"{spelled(second)}: "
-                rows += distribution(answers.given(first + second), answers.at, base=int(first), label=label)
-            result.append(Table(f"Answers from F(J_{spelled(first)}(h)) ({where})", rows, NOTE))
-        rows = [row for each in landings(predictions, facts, where, paper).values() for row in each.values()]
-        result.append(Table(f"Which node is answered after two calls ({where})", rows, NOTE))
+                rows += distribution("compose.second", given, answers.at, steps, at, label=label)
+            title = f"Answers from F(J_{spelled(first)}(h)) ({where})"
+            result.append(Table("compose.second", title, rows, NOTE))
+        title = f"Which node is answered after two calls ({where})"
+        result.append(Table("compose.landed", title, landed(answers, where, paper), NOTE))
     return result
+
+
+def landed(answers: Answers, where: str, paper: bool = False) -> list[Quantity]:
+    """How often each of `TWO_CALLS` ends at each of `NODES`, which differ in all instances that count."""
+    rows = []
+    for string in TWO_CALLS:
+        known = PAPER_ANSWERS.get(where, {}).get(string, {}) if paper else {}
+        published = {node(steps): value for steps, value in known.items()}
+        at, label = {"string": string, "where": where}, f"{spelled(string)}: "
+        given = answers.given(string)
+        rows += distribution("compose.landed", given, answers.at, STEPS, at, label=label, published=published)
+    return rows
 
 
 def tables_long(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
@@ -297,8 +294,12 @@ def tables_long(predictions: Predictions, facts: Facts, paper: bool = False) -> 
         answers = Answers.of(predictions, facts, where)
         known = PAPER_LONG.get(where, {}) if paper else {}
         for kind in long_strings():
-            rows = [row for each in curves(answers, kind, known).values() for row in each]
-            result.append(Table(f"Eight calls, {kind} ({where})", rows, NOTE))
+            rows = [
+                at_call(answers, kind, condition, call, known, where)
+                for condition in CONDITIONS
+                for call in range(1, 1 + CALLS)
+            ]
+            result.append(Table("compose.long", f"Eight calls, {kind} ({where})", rows, NOTE))
         result += _two(answers, PAIRS, where, paper)
     return result
 
@@ -306,45 +307,40 @@ def tables_long(predictions: Predictions, facts: Facts, paper: bool = False) -> 
 def _two(answers: Answers, strings: Iterable[str], where: str, paper: bool) -> list[Table]:
     """Accuracy of these strings of two calls, what the second map adds to each pair, and the effect of their order."""
     known, without = (each.get(where, {}) if paper else {} for each in (PAPER_PAIRS, PAPER_WITHOUT_SECOND))
-    rows = [share(spelled(each), answers.right(each), answers.at, paper=known.get(each)) for each in strings]
+    walks = answers.at
+
+    def at(string: str) -> At:
+        return {"string": string, "where": where}
+
+    rows = [
+        share("compose.two", spelled(each), answers.right(each), walks, at(each), published=known.get(each))
+        for each in strings
+    ]
     added = []
     for pair in PAIRS:
         both, first = answers.right(pair), answers.right(pair, pair[0] + "0")
+        gain = f"{spelled(pair)}, gain by the second map"
         added += [
-            share(f"{spelled(pair[0] + '0')}, asked for {spelled(pair)}", first, answers.at, paper=without.get(pair)),
-            share(f"{spelled(pair)}, gain by the second map", both, answers.at, minus=first),
+            share("compose.first_alone", first_alone(pair), first, walks, at(pair), published=without.get(pair)),
+            share("compose.second_gain", gain, both, walks, at(pair), minus=first),
         ]
+    right, reversed_right = answers.right("12"), answers.right("21")
+    order = share("compose.order", "one-two minus two-one", right, walks, {"where": where}, minus=reversed_right)
     return [
-        Table(f"Two calls ({where})", rows, NOTE),
-        Table(f"What the second map adds ({where})", added, f"Gains are paired differences. {NOTE}"),
-        Table(f"Order ({where})", [_order(answers)], f"A paired difference. {NOTE}"),
+        Table("compose.two", f"Two calls ({where})", rows, NOTE),
+        Table("compose.added", f"What the second map adds ({where})", added, f"Gains are paired differences. {NOTE}"),
+        Table("compose.order", f"Order ({where})", [order], f"A paired difference. {NOTE}"),
     ]
 
 
-def _order(answers: Answers) -> Row:
-    return share("one-two minus two-one", answers.right("12"), answers.at, minus=answers.right("21"))
+def first_alone(pair: str) -> str:
+    """What a pair of maps is called without its second."""
+    return f"{spelled(pair[0] + '0')}, asked for {spelled(pair)}"
 
 
-# ---- claims ----------------------------------------------------------------------------------------------------------
-
-
-def claim_one_one(predictions: Predictions, facts: Facts, where: str = ORIGINAL) -> tuple[Row, Row]:
-    """How often one-one gives f^2(u), and how much more often than without its second map (paired)."""
-    answers = Answers.of(predictions, facts, where)
-    both = answers.right("11")
-    gain = share("gain by the second map", both, answers.at, minus=answers.right("11", "10"))
-    return share("one-one", both, answers.at, paper=PAPER_PAIRS.get(where, {}).get("11")), gain
-
-
-def claim_order(predictions: Predictions, facts: Facts, where: str = ORIGINAL) -> Row:
-    """How much more often one-two gives f^3(u) than two-one does (paired)."""
-    return _order(Answers.of(predictions, facts, where))
-
-
-def claim_decay(predictions: Predictions, facts: Facts, where: str = INDEPENDENT) -> tuple[Row, Row]:
-    """How often the fourth J_one in a row is right, and how much more often mixed strings are than u at call 8."""
-    answers = Answers.of(predictions, facts, where)
-    mixed = long_strings()["mixed"]
-    copied = answers.stacked(COPY, mixed)
-    above = share("mixed at call 8 minus copy u", answers.stacked(EVERY, mixed), answers.at, minus=copied)
-    return share("one at call 4", answers.stacked(EVERY, ["1111"]), answers.at), above
+def above_copying(predictions: Predictions, facts: Facts, where: str = INDEPENDENT) -> Quantity:
+    """How much more often mixed strings are right at call 8 than u itself is (paired)."""
+    answers, mixed = Answers.of(predictions, facts, where), long_strings()["mixed"]
+    right, copied = (answers.stacked(condition, mixed) for condition in (EVERY, COPY))
+    label = f"mixed at call {CALLS} minus copy u"
+    return share("compose.above_copying", label, right, answers.at, {"where": where}, minus=copied)

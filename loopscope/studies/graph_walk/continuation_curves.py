@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Estimate, mean_bootstrap
 from loopscope.studies.graph_walk.continuation import (
     ALONE,
@@ -28,7 +29,7 @@ from loopscope.studies.graph_walk.continuation import (
     Asked,
     asked_of,
 )
-from loopscope.studies.records import Facts, Predictions, Row, Table, check_measured
+from loopscope.studies.records import Facts, Predictions, check_measured
 from loopscope.tasks.graph_walk import DEPTHS
 from loopscope.tasks.populations import population
 
@@ -215,18 +216,29 @@ def _estimate(study: _Study, condition: str, lengths: slice, loops: Range) -> Es
 
 
 def _rows(
-    label: str, study: _Study, condition: str, lengths: slice, ranges: Iterable[Range], paper: Published | None = None
-) -> list[Row]:
+    id: str,
+    label: str,
+    study: _Study,
+    condition: str,
+    lengths: slice,
+    ranges: Iterable[Range],
+    at: At,
+    paper: Published | None = None,
+) -> list[Quantity]:
     """One row for each range that all backbones were run for; none where one of them saw no such cycles."""
     n, known = _instances(study, lengths), paper or {}
     return [
-        Row(
-            f"{label}, loops {loops[0]}-{loops[1]}", _estimate(study, condition, lengths, loops),
-            n * (loops[1] - loops[0] + 1), known.get(loops),
+        Quantity(
+            id, f"{label}, loops {loops[0]}-{loops[1]}", _estimate(study, condition, lengths, loops),
+            n * (loops[1] - loops[0] + 1), known.get(loops), {**_at(condition, loops), **at},
         )
         for loops in ranges
         if n and loops[1] <= _loops(study)
     ]  # fmt: skip
+
+
+def _at(condition: str, loops: Range) -> dict[str, str | int]:
+    return {"condition": condition, "first": loops[0], "last": loops[1]}
 
 
 # ---- strict accuracy -------------------------------------------------------------------------------------------------
@@ -316,38 +328,46 @@ def _ranges(study: _Study, where: str, paper: bool) -> Table:
     rows = []
     for group, lengths in GROUPS.items():
         for condition in (STEERED, UNSTEERED, HOLD):
-            published = PAPER.get((where, group, condition)) if paper else None
-            rows += _rows(f"{group}, {condition}", study, condition, lengths, RANGES, published)
-    return Table(f"Continuation: accuracy over ranges of loops ({where})", rows, NOTE)
+            published, label = PAPER.get((where, group, condition)) if paper else None, f"{group}, {condition}"
+            at = {"group": group, "where": where}
+            rows += _rows("continuation.accuracy", label, study, condition, lengths, RANGES, at, published)
+    return Table("continuation.accuracy", f"Continuation: accuracy over ranges of loops ({where})", rows, NOTE)
 
 
 def _by_backbone(study: _Study, where: str) -> Table:
     rows = []
     for name, backbone in study.items():
         for group, lengths in GROUPS.items():
-            rows += _rows(f"{name}, {group}", {name: backbone}, STEERED, lengths, RANGES[:3])
-    return Table(f"Continuation: accuracy of J F by backbone ({where})", rows, NOTE)
+            at = {"backbone": name, "group": group, "where": where}
+            label, alone = f"{name}, {group}", {name: backbone}
+            rows += _rows("continuation.backbone", label, alone, STEERED, lengths, RANGES[:3], at)
+    return Table("continuation.backbone", f"Continuation: accuracy of J F by backbone ({where})", rows, NOTE)
 
 
 def _by_length(study: _Study, where: str) -> Table:
     rows = []
     for length in range(1, 1 + population(where).nodes):
         for condition in (STEERED, HOLD):
-            lengths = slice(length - 1, length)
-            rows += _rows(f"cycle of {length}, {condition}", study, condition, lengths, (INSIDE, BEYOND))
-    return Table(f"Continuation: accuracy by the cycle length of the start ({where})", rows, NOTE)
+            lengths, label = slice(length - 1, length), f"cycle of {length}, {condition}"
+            at: At = {"cycle": length, "where": where}
+            rows += _rows("continuation.cycle", label, study, condition, lengths, (INSIDE, BEYOND), at)
+    return Table("continuation.cycle", f"Continuation: accuracy by the cycle length of the start ({where})", rows, NOTE)
 
 
 def _strict(study: _Study, where: str, paper: bool) -> Table:
     rows = []
     for condition, published in PAPER_STRICT.items():
         strict = _Strict.of(study, condition)
-        for first, last in (loops for loops in RANGES if loops[1] <= _loops(study)):
-            estimate, n = strict.estimate((first, last)), int(strict.graphs[first - 1 : last].sum())
+        for loops in (loops for loops in RANGES if loops[1] <= _loops(study)):
+            estimate, n = strict.estimate(loops), int(strict.graphs[loops[0] - 1 : loops[1]].sum())
             if not np.isnan(estimate.value):
-                beside = published.get((first, last)) if paper else None
-                rows.append(Row(f"{condition}, loops {first}-{last}", estimate, n, beside))
-    return Table(f"Continuation: strict accuracy ({where})", rows, STRICT_NOTE)
+                label, beside = f"{condition}, loops {loops[0]}-{loops[1]}", published.get(loops) if paper else None
+                rows.append(
+                    Quantity(
+                        "continuation.strict", label, estimate, n, beside, {**_at(condition, loops), "where": where}
+                    )
+                )
+    return Table("continuation.strict", f"Continuation: strict accuracy ({where})", rows, STRICT_NOTE)
 
 
 # ---- claims ----------------------------------------------------------------------------------------------------------
@@ -355,14 +375,14 @@ def _strict(study: _Study, where: str, paper: bool) -> Table:
 
 def claim_inside(
     found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = WITHHELD, group: str = RINGS
-) -> Row | None:
+) -> Quantity | None:
     """Accuracy of J F on single cycles at loops 9-16; None where that was not measured."""
     return _claimed(_study(found, facts, where), where, group, INSIDE)
 
 
 def claim_beyond(
     found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = WITHHELD, group: str = RINGS
-) -> tuple[Row, dict[str, tuple[float, float]]] | None:
+) -> tuple[Quantity, dict[str, tuple[float, float]]] | None:
     """The same at loops 17-32, and each backbone's accuracy (inside, beyond); None where that was not measured."""
     study = _study(found, facts, where)
     row = _claimed(study, where, group, BEYOND)
@@ -372,6 +392,7 @@ def claim_beyond(
     return row, {name: (float(_over(loops, INSIDE)), float(_over(loops, BEYOND))) for name, loops in each.items()}
 
 
-def _claimed(study: _Study, where: str, group: str, loops: Range) -> Row | None:
-    published = PAPER.get((where, group, STEERED))
-    return next(iter(_rows(f"{group}, {STEERED}", study, STEERED, GROUPS[group], [loops], published)), None)
+def _claimed(study: _Study, where: str, group: str, loops: Range) -> Quantity | None:
+    published, label, at = PAPER.get((where, group, STEERED)), f"{group}, {STEERED}", {"group": group, "where": where}
+    found = _rows("continuation.accuracy", label, study, STEERED, GROUPS[group], [loops], at, published)
+    return next(iter(found), None)

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.program import F, J, Program, Run
-from loopscope.studies.graph_walk.mechanism import ANSWER, WHOLE, crossing_runs, exchange, rate
-from loopscope.studies.graph_walk.targets import share
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.quantity import At, Quantity, Table
+from loopscope.studies.graph_walk.counting import share
+from loopscope.studies.graph_walk.mechanism import ANSWER, WHOLE, crossing_runs, exchange
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, first_graphs, instances
 from loopscope.tasks.graph_walk import (
     GraphWalk,
@@ -204,16 +205,35 @@ class Answers:
         """Where a run answers B, D or E."""
         return self.given(name) == self.at.labels[:, LABELS.index(label)]
 
-    def row(self, name: str, hits: Bool[Tensor, "fits n"], counted: Bool[Tensor, "fits n"]) -> Row:
-        """How often something is so over the instances that count in each fit, under this name."""
-        return rate(name, hits, counted, self.at.receiver.clusters)
+    def share(
+        self,
+        id: str,
+        label: str,
+        hits: Bool[Tensor, "fits n"],
+        counted: Bool[Tensor, "fits n"],
+        at: At,
+        published: float | None = None,
+    ) -> Quantity:
+        """How often something is so over the instances that count in each fit."""
+        return share(id, label, hits, self.at.receiver, at, counted=counted, published=published)
 
-    def rows(self, name: str, hits: Bool[Tensor, "fits n"], counted: Bool[Tensor, "fits n"]) -> list[Row]:
-        """The same, and then for every fit by itself."""
+    def shares(
+        self,
+        id: str,
+        label: str,
+        hits: Bool[Tensor, "fits n"],
+        counted: Bool[Tensor, "fits n"],
+        at: At,
+        published: float | None = None,
+    ) -> list[Quantity]:
+        """The same, and then for every fit by itself: `id.fit`."""
         alone = [
-            self.row(f"{name}, fit {fit + 1}", hits[fit : fit + 1], counted[fit : fit + 1]) for fit in range(self.fits)
+            self.share(
+                f"{id}.fit", f"{label}, fit {fit}", hits[fit - 1 : fit], counted[fit - 1 : fit], {**at, "fit": fit}
+            )
+            for fit in range(1, 1 + self.fits)
         ]
-        return [self.row(name, hits, counted), *alone]
+        return [self.share(id, label, hits, counted, at, published), *alone]
 
 
 def choose_head(discovery: Answers, heads: int) -> tuple[int, list[float]]:
@@ -247,9 +267,12 @@ def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[
     head, scores = choose_head(discovery, facts.heads)
     published = paper and tested_on == CONFIRMATION
     choice = [
-        discovery.row(f"head {each}, pattern -> E", discovery.gives(f"pattern {each}", "E"), discovery.eligible)
+        discovery.share(
+            "crossing.choice", f"head {each}, pattern -> E", discovery.gives(f"pattern {each}", "E"),
+            discovery.eligible, {"head": each},
+        )
         for each in range(facts.heads)
-    ]
+    ]  # fmt: skip
     about = f"Over the pairs that count; {FITS}  Chosen: head {head} ({scores[head]:.2%})."
     tested = [
         eligibility(confirmation, published),
@@ -258,7 +281,7 @@ def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[
         restoration(confirmation, head, facts.heads, published),
     ]
     return [
-        Table(f"Choice of the head ({chosen_on})", choice, about),
+        Table("crossing.choice", f"Choice of the head ({chosen_on})", choice, about),
         *(replace(table, title=f"{table.title} ({tested_on})") for table in tested),
     ]
 
@@ -274,63 +297,73 @@ def _roles(predictions: Predictions) -> tuple[str, str]:
 
 
 def eligibility(answers: Answers, paper: bool = False) -> Table:
-    """For every fit, the share of all pairs that is left after each condition."""
+    """For every fit, the share of all pairs that is left after each condition: `crossing.pairs`."""
     everyone = torch.ones(1, len(answers.at.other), dtype=torch.bool)
     rows, chains = [], []
-    for fit in range(answers.fits):
+    for fit in range(1, 1 + answers.fits):
         left, counts = everyone, [everyone.shape[1]]
         for name, fulfilled in answers.conditions.items():
-            left = left & fulfilled[fit]
+            left = left & fulfilled[fit - 1]
             counts.append(int(left.sum()))
-            rows.append(answers.row(f"{name}, fit {fit + 1}", left, everyone))
-        if paper and fit < len(PAPER_ELIGIBLE):
-            rows[-1] = replace(rows[-1], paper=PAPER_ELIGIBLE[fit])
-        chains.append(f"fit {fit + 1}: " + " -> ".join(f"{count:,}" for count in counts))
-    return Table("Pairs that count", rows, f"Share of all pairs left, condition by condition.  {'; '.join(chains)}.")
+            at: At = {"condition": name, "fit": fit}
+            rows.append(answers.share("crossing.pairs", f"{name}, fit {fit}", left, everyone, at))
+        if paper and fit <= len(PAPER_ELIGIBLE):
+            rows[-1] = replace(rows[-1], published=PAPER_ELIGIBLE[fit - 1])
+        chains.append(f"fit {fit}: " + " -> ".join(f"{count:,}" for count in counts))
+    note = f"Share of all pairs left, condition by condition.  {'; '.join(chains)}."
+    return Table("crossing.pairs", "Pairs that count", rows, note)
 
 
 def patches(answers: Answers, head: int, heads: int) -> Table:
     """Where patterns and outputs of the giver lead: with the chosen head, also fit by fit, then with every head."""
     rows = []
+    labels_alone = answers.at.distinct.expand(answers.fits, -1)
     for what, expected in (("pattern", "E"), ("output", "D")):
-        name = f"{what} {head}"
-        rows += answers.rows(f"{what} -> {expected}", answers.gives(name, expected), answers.eligible)
+        at = {"part": what, "answer": expected}
+        called, hits = f"{what} -> {expected}", answers.gives(f"{what} {head}", expected)
+        rows += answers.shares("crossing.patch", called, hits, answers.eligible, at)
         rows += [
-            answers.row(f"{what} -> {label}", answers.gives(name, label), answers.eligible)
+            answers.share(
+                "crossing.patch", f"{what} -> {label}", answers.gives(f"{what} {head}", label), answers.eligible,
+                {"part": what, "answer": label},
+            )
             for label in LABELS
             if label != expected
-        ]
-        labels_alone = answers.at.distinct.expand(answers.fits, -1)
-        rows.append(
-            answers.row(f"{what} -> {expected}, no filter but labels", answers.gives(name, expected), labels_alone)
+        ]  # fmt: skip
+        rows.append(answers.share("crossing.patch.labels", f"{called}, no filter but labels", hits, labels_alone, at))
+    rows += [
+        answers.share(
+            "crossing.patch.head", f"head {each}, {what} -> {label}", answers.gives(f"{what} {each}", label),
+            answers.eligible, {"part": what, "answer": label, "head": each},
         )
-    for each in range(heads):
-        rows += [
-            answers.row(f"head {each}, {what} -> {label}", answers.gives(f"{what} {each}", label), answers.eligible)
-            for what in ("pattern", "output")
-            for label in LABELS
-        ]
+        for each in range(heads)
+        for what in ("pattern", "output")
+        for label in LABELS
+    ]  # fmt: skip
     about = f"Over the pairs that count; {FITS}  Rows without a head are those of the chosen one, head {head}."
-    return Table("Pattern and output patches between graphs", rows, about)
+    return Table("crossing.patches", "Pattern and output patches between graphs", rows, about)
 
 
 def steering(answers: Answers, head: int, heads: int) -> Table:
     """How often f(u) is answered when patterns move from the steered run into the unsteered one (J->0) and back."""
-    at = replace(answers.at.receiver, kept=answers.three)
+    id, walks = "crossing.steering", replace(answers.at.receiver, kept=answers.three)
     B = answers.at.labels[:, 0]
     counted = answers.three.expand(answers.fits, -1)
     unsteered, steered = answers.found["unsteered"][None] == B, answers.steered_right
-    rows = [share("unsteered", unsteered, at), *answers.rows("steered", steered, counted)]
-    for name, clean in (("J->0", unsteered), ("0->J", steered)):
+    rows = [share(id, "unsteered", unsteered, walks, {"run": "unsteered"})]
+    rows += answers.shares(id, "steered", steered, counted, {"run": "steered"})
+    for name, base, clean in (("J->0", "unsteered", unsteered), ("0->J", "steered", steered)):
         patched = answers.gives(f"{name} all", "B")
-        rows += answers.rows(name, patched, counted)
-        rows.append(share(f"{name} minus {'unsteered' if name == 'J->0' else 'steered'}", patched, at, minus=clean))
-        rows += [share(f"{name}, head {each} alone", answers.gives(f"{name} {each}", "B"), at) for each in range(heads)]
+        rows += answers.shares(id, name, patched, counted, {"run": name})
+        rows.append(share(f"{id}.gain", f"{name} minus {base}", patched, walks, {"run": name}, minus=clean))
+        for each in range(heads):
+            hits = answers.gives(f"{name} {each}", "B")
+            rows.append(share(f"{id}.head", f"{name}, head {each} alone", hits, walks, {"run": name, "head": each}))
     about = (
         "Answers f(u) over receivers with u, f(u), f^2(u) distinct; patterns of the second layer at ANSWER, all heads "
         f"unless one is named; the head chosen for patches is {head}; {FITS}"
     )
-    return Table("Steering patterns", rows, about)
+    return Table("crossing.steering", "Steering patterns", rows, about)
 
 
 def restoration(answers: Answers, head: int, heads: int, paper: bool = False) -> Table:
@@ -338,21 +371,19 @@ def restoration(answers: Answers, head: int, heads: int, paper: bool = False) ->
 
     The comparison head is the one after the chosen, the first after the last.
     """
-    E = answers.at.labels[:, 2]
+    id, to_w = "crossing.restored", answers.given("broken") == answers.at.labels[:, 2]
     rows = [
-        answers.row("broken", answers.broken, answers.clean),
-        answers.row("broken answers f(w)", answers.given("broken") == E, answers.broken),
+        answers.share("crossing.broken", "broken", answers.broken, answers.clean, {}),
+        answers.share("crossing.broken.shifted", "broken answers f(w)", to_w, answers.broken, {}),
     ]
-    named = {"selected": head, "comparison": (head + 1) % heads, "all": "all"}
-    for name, which in named.items():
-        each = answers.rows(f"restored, {name}", answers.gives(f"restored {which}", "B"), answers.broken)
-        rows += [replace(each[0], paper=PAPER_RESTORED[name] if paper else None), *each[1:]]
-    rows += [
-        answers.row(f"restored, head {each}", answers.gives(f"restored {each}", "B"), answers.broken)
-        for each in range(heads)
-    ]
+    for name, which in {"selected": head, "comparison": (head + 1) % heads, "all": "all"}.items():
+        hits, known = answers.gives(f"restored {which}", "B"), PAPER_RESTORED[name] if paper else None
+        rows += answers.shares(id, f"restored, {name}", hits, answers.broken, {"heads": name}, known)
+    for each in range(heads):
+        hits = answers.gives(f"restored {each}", "B")
+        rows.append(answers.share(f"{id}.head", f"restored, head {each}", hits, answers.broken, {"head": each}))
     counts = " / ".join(f"{int(each.sum()):,}" for each in answers.broken)
     about = (
         f"Broken with each fit: {counts}.  Selected: head {head}; comparison: head {(head + 1) % heads}.  {RESTORED}"
     )
-    return Table("Restoration", rows, about)
+    return Table("crossing.restoration", "Restoration", rows, about)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from loopscope.quantity import Quantity
 from loopscope.studies.evidence import ROUNDING, Evidence, Finding, at_least, at_most, listed, mean_of
 from loopscope.studies.graph_walk import continuation_curves
 from loopscope.studies.graph_walk.continuation import WITHHELD
@@ -18,7 +19,7 @@ from loopscope.studies.parity import lengths as parity_lengths
 from loopscope.studies.parity.counts import FAR, NATIVE, WITH_J
 from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
 from loopscope.studies.parity.lengths import GAIN, GAINED, LIMIT
-from loopscope.studies.records import Facts, Predictions, Record, Row, apart, percent
+from loopscope.studies.records import Facts, Predictions, Record, apart, percent
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.relations import chains
 from loopscope.studies.relations.experiments import CHAINS
@@ -81,7 +82,7 @@ NEEDED = 2
 """Backbones that must gain, of three."""
 
 
-def _gains(records: Mapping[str, Record]) -> dict[str, Row]:
+def _gains(records: Mapping[str, Record]) -> dict[str, Quantity]:
     """J minus native over lengths 101-500, of the records that have both."""
     bands = {name: parity_lengths.measured(record.predictions, *GAINED) for name, record in records.items()}
     both = [name for name, band in bands.items() if band is not None and WITH_J in band.conditions]

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Int, Int16
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.stats import Tally, cluster_bootstraps
+from loopscope.quantity import Quantity, Table
+from loopscope.stats import Estimate, Tally, cluster_bootstraps
 from loopscope.studies.graph_walk import composition
 from loopscope.studies.graph_walk.composition import (
     CALLS,
@@ -29,11 +30,12 @@ from loopscope.studies.graph_walk.composition import (
     READ_BEFORE,
     WITHOUT,
     Answers,
+    first_alone,
     long_strings,
     spelled,
 )
-from loopscope.studies.graph_walk.targets import SEED
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.studies.graph_walk.counting import SEED
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, first_graphs, instances
 
 BACKBONES = 5
@@ -107,6 +109,7 @@ class Counted:
 
     found: Mapping[str, Int16[Tensor, " ..."]]
     at: Walks
+    where: str
 
     @classmethod
     def of(cls, predictions: Predictions, facts: Facts, where: str = INDEPENDENT) -> Counted:
@@ -116,25 +119,38 @@ class Counted:
             raise InputError(f"{facts.name} was not measured on {where!r}; there are {', '.join(predictions)}")
         if TWO not in found:
             answers = Answers.of(predictions, facts, where)
-            return cls(counts(answers), answers.at)
-        return cls(
-            found, first_graphs(instances(where, facts.depth, torch.device("cpu"), "five"), found[TWO].shape[-1])
-        )
+            return cls(counts(answers), answers.at, where)
+        at = instances(where, facts.depth, torch.device("cpu"), "five")
+        return cls(found, first_graphs(at, found[TWO].shape[-1]), where)
 
     @property
     def n(self) -> int:
         """Instances that count."""
         return int(self.at.kept.sum())
 
-    def rows(self, part: str, names: list[str]) -> list[Row]:
-        """The shares of one part, entry by entry."""
-        kind = next((number for number, kind in enumerate(KINDS) if part.startswith(kind)), 0)
-        runs = int(self.found["runs"][0 if part in (TWO, ALONE) else kind])
-        right = self.found[part].double().numpy()
-        eligible = self.eligible * runs
-        tallied = Tally(right, np.broadcast_to(eligible, right.shape))
-        shares = cluster_bootstraps(tallied, seed=SEED)
-        return [Row(name, share, self.n) for name, share in zip(names, shares, strict=True)]
+    def long(self, kind: str, condition: str = EVERY) -> list[Quantity]:
+        """Accuracy at calls 1 to 8 of a kind of strings: `compose.long`."""
+        part = kind if condition == EVERY else f"{kind}, {condition}"
+        return [
+            Quantity(
+                "compose.long", f"call {call}", share, self.n, None,
+                {"kind": kind, "condition": condition, "call": call, "where": self.where},
+            )
+            for call, share in enumerate(self._shares(part, KINDS.index(kind)), 1)
+        ]  # fmt: skip
+
+    def two(self, second: bool = True) -> list[Quantity]:
+        """Accuracy of the pairs: `compose.two`, or without the second map, `compose.first_alone`."""
+        id, name = ("compose.two", spelled) if second else ("compose.first_alone", first_alone)
+        return [
+            Quantity(id, name(pair), share, self.n, None, {"string": pair, "where": self.where})
+            for pair, share in zip(PAIRS, self._shares(TWO if second else ALONE, 0), strict=True)
+        ]
+
+    def _shares(self, part: str, kind: int) -> list[Estimate]:
+        """Of one part, entry by entry; it has as many runs as strings of this kind."""
+        right, eligible = self.found[part].double().numpy(), self.eligible * int(self.found["runs"][kind])
+        return cluster_bootstraps(Tally(right, np.broadcast_to(eligible, right.shape)), seed=SEED)
 
     @property
     def eligible(self) -> Int[np.ndarray, " graphs"]:
@@ -142,11 +158,9 @@ class Counted:
         return self.at.kept.view(self.at.many, -1).sum(-1).numpy()
 
 
-def headline(counted: Counted) -> dict[str, Row]:
+def headline(counted: Counted) -> dict[str, Quantity]:
     """The paper's `COLUMNS` of one backbone."""
-    rows = counted.rows(TWO, [spelled(pair) for pair in PAIRS])
-    last = counted.rows(MIXED, [f"{MIXED}, call {call}" for call in range(1, 1 + CALLS)])[-1]
-    return {row.name: row for row in (*rows, last)}
+    return dict(zip(COLUMNS, (*counted.two(), counted.long(MIXED)[-1]), strict=True))
 
 
 def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
@@ -154,10 +168,10 @@ def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[
     result = []
     for where in predictions:
         counted = Counted.of(predictions, facts, where)
-        pairs = counted.rows(TWO, [spelled(pair) for pair in PAIRS])
-        pairs += counted.rows(ALONE, [f"{spelled(pair[0] + '0')}, asked for {spelled(pair)}" for pair in PAIRS])
-        result.append(Table(f"Two calls ({where})", pairs, composition.NOTE))
-        for part in (*KINDS, *(f"{MIXED}, {control}" for control in CONTROLS)):
-            names = [f"call {call}" for call in range(1, 1 + CALLS)]
-            result.append(Table(f"Eight calls, {part} ({where})", counted.rows(part, names), composition.NOTE))
+        pairs = [*counted.two(), *counted.two(second=False)]
+        result.append(Table("compose.two", f"Two calls ({where})", pairs, composition.NOTE))
+        for kind, condition in (*((kind, EVERY) for kind in KINDS), *((MIXED, control) for control in CONTROLS)):
+            part = kind if condition == EVERY else f"{kind}, {condition}"
+            title = f"Eight calls, {part} ({where})"
+            result.append(Table("compose.long", title, counted.long(kind, condition), composition.NOTE))
     return result

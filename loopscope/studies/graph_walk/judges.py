@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from loopscope.quantity import Coordinate, Quantity, every
 from loopscope.stats import Estimate, mean_sd
 from loopscope.studies.evidence import (
     ROUNDING,
@@ -32,16 +33,16 @@ from loopscope.studies.graph_walk.experiments import (
     TWO_CALLS,
 )
 from loopscope.studies.graph_walk.selection import MECHANISM
-from loopscope.studies.records import Facts, Predictions, Record, Row, apart, percent
+from loopscope.studies.records import Facts, Predictions, Record, apart, percent
 from loopscope.studies.registry import COHORTS
 
 MOST = 0.20
 """The share of a target that a control may give."""
 
 
-def _rows_of(evidence: Evidence, experiment: str, title: str, name: str) -> tuple[list[Record], list[Row]] | None:
-    records = evidence.mechanism(experiment)
-    return (records, [evidence.row(record, title, name) for record in records]) if records else None
+def _each(evidence: Evidence, records: Sequence[Record], id: str, **at: Coordinate) -> list[Quantity]:
+    """A quantity of every record."""
+    return [evidence.one(record, id, **at) for record in records]
 
 
 # ---- native trajectories ---------------------------------------------------------------------------------------------
@@ -60,18 +61,15 @@ PAPER_SCOPE = (*(f"d8l6-{seed}" for seed in range(3, 8)), *(f"d8l8-{seed}" for s
 """The backbones whose walks the paper shows."""
 
 
-def worst(name: str, holds: Callable[[trajectories.Trajectory], bool], loop: Callable[[Facts], int]) -> Judge:
-    """A claim about every native walk, shown by the one with the lowest accuracy at a loop."""
+def worst(which: str, holds: Callable[[trajectories.Trajectory], bool]) -> Judge:
+    """A claim about every native walk, shown by the one with the lowest accuracy: `endpoint` or `retained`."""
 
     def judge(evidence: Evidence) -> Finding | None:
         records, complete = _native(evidence)
         if not records:
             return None
         walks = {record.facts.name: trajectories.walk_of(record.predictions, record.facts) for record in records}
-        rows = {
-            record.facts.name: evidence.row(record, trajectories.ACCURACIES, f"{name}, loop {loop(record.facts)}")
-            for record in records
-        }
+        rows = {record.facts.name: evidence.one(record, f"native.{which}") for record in records}
         against = [each for each, walk in walks.items() if not holds(walk)]
         lowest = min(rows, key=lambda each: rows[each].estimate.value)
         row = rows[lowest]
@@ -111,10 +109,10 @@ def target_one(evidence: Evidence) -> Finding | None:
     record = evidence.main(TARGETS)
     if record is None:
         return None
-    steered, gain = targets.claim_one(record.predictions, record.facts)
-    ours = f"{percent(steered.estimate.value - gain.estimate.value)} -> {percent(steered.estimate.value)}"
-    holds = at_least(steered.estimate.value, 0.95) and at_least(gain.estimate.value, 0.20)
-    return Finding(holds, ours, steered.estimate, steered.n, [record], controls=_before(record, "one"))
+    row, gain = _target(evidence, record, "one", targets.AFTER_F), targets.gain(record.predictions, record.facts)
+    ours = f"{percent(row.estimate.value - gain.estimate.value)} -> {percent(row.estimate.value)}"
+    holds = at_least(row.estimate.value, 0.95) and at_least(gain.estimate.value, 0.20)
+    return Finding(holds, ours, row.estimate, row.n, [record], controls=_before(evidence, record, "one"))
 
 
 def target_two(evidence: Evidence) -> Finding | None:
@@ -122,15 +120,24 @@ def target_two(evidence: Evidence) -> Finding | None:
     record = evidence.main(TARGETS)
     if record is None:
         return None
-    row = targets.claim_two(record.predictions, record.facts)
+    row = _target(evidence, record, "two", targets.AFTER_F)
     holds, ours = at_least(row.estimate.value, 0.90), percent(row.estimate.value)
-    return Finding(holds, ours, row.estimate, row.n, [record], controls=_before(record, "two"))
+    return Finding(holds, ours, row.estimate, row.n, [record], controls=_before(evidence, record, "two"))
 
 
-def _before(record: Record, target: str) -> tuple[Control, ...]:
+def _target(evidence: Evidence, record: Record, steered: str, read: str) -> Quantity:
+    """How often a map gives its own target."""
+    answer = {"one": "f(u)", "two": "f^2(u)"}[steered]
+    return evidence.one(record, "targets.answer", map=steered, read=read, answer=answer, where=targets.WHERE)
+
+
+def _before(evidence: Evidence, record: Record, steered: str) -> tuple[Control, ...]:
     """What J alone reads out, and what it does to the state of another graph: neither should give the target."""
-    found = targets.controls(record.predictions, record.facts, target)
-    return tuple(Control(row, MOST, "the target") for row in found)
+    called = {targets.BEFORE_F: "read before F", targets.MOVED: "state of another graph"}
+    return tuple(
+        Control(replace(_target(evidence, record, steered, read), label=label), MOST, "the target")
+        for read, label in called.items()
+    )
 
 
 def one_one(evidence: Evidence) -> Finding | None:
@@ -138,7 +145,8 @@ def one_one(evidence: Evidence) -> Finding | None:
     record = evidence.main(TWO_CALLS)
     if record is None:
         return None
-    row, gain = composition.claim_one_one(record.predictions, record.facts)
+    at = {"string": "11", "where": composition.ORIGINAL}
+    row, gain = (evidence.one(record, id, **at) for id in ("compose.two", "compose.second_gain"))
     without = row.estimate.value - gain.estimate.value
     ours = f"{percent(row.estimate.value)} ({percent(without)} without the second map)"
     holds = at_least(row.estimate.value, 0.80) and at_least(gain.estimate.value, 0.20)
@@ -150,19 +158,23 @@ def order(evidence: Evidence) -> Finding | None:
     record = evidence.main(TWO_CALLS)
     if record is None:
         return None
-    row = composition.claim_order(record.predictions, record.facts)
-    shares = [evidence.row(record, "Two calls", composition.spelled(pair)).estimate.value for pair in ("12", "21")]
-    ours = f"{percent(shares[0])} vs {percent(shares[1])}"
+    where = composition.ORIGINAL
+    row = evidence.one(record, "compose.order", where=where)
+    pairs = [evidence.one(record, "compose.two", string=pair, where=where) for pair in ("12", "21")]
+    ours = " vs ".join(percent(pair.estimate.value) for pair in pairs)
     spans_zero = at_most(row.estimate.low, 0.0) and at_least(row.estimate.high, 0.0)
     return Finding(not spans_zero, ours, row.estimate, row.n, [record], of="difference")
 
 
 def decay(evidence: Evidence) -> Finding | None:
     """Repeated J_one below 60 % at call 4, mixed strings at call 8 at most 5 points above answering u."""
-    record = evidence.main(EIGHT_CALLS, composition.INDEPENDENT)
+    where = composition.INDEPENDENT
+    record = evidence.main(EIGHT_CALLS, where)
     if record is None:
         return None
-    fourth, above = composition.claim_decay(record.predictions, record.facts)
+    answers = composition.Answers.of(record.predictions, record.facts, where)
+    fourth = composition.at_call(answers, "one", composition.EVERY, 4, where=where)
+    above = composition.above_copying(record.predictions, record.facts, where)
     ours = (
         f"one at call 4: {percent(fourth.estimate.value)}; mixed at call 8 minus copy-u: "
         f"{percent(above.estimate.value)} [{percent(above.estimate.low)}, {percent(above.estimate.high)}]"
@@ -179,17 +191,17 @@ def _if_all(records: Sequence[Record], holds: bool) -> bool | None:
     return holds if len(records) == MECHANISM else None
 
 
-def patched(what: str, expected: str, other: str) -> Judge:
+def patched(part: str, expected: str, other: str) -> Judge:
     """A patch between graphs: at least 60 % of what is expected of it and at most 10 % of the other, in the mean."""
 
     def judge(evidence: Evidence) -> Finding | None:
-        title = "Pattern and output patches"
-        found = _rows_of(evidence, CROSSING, title, f"{what} -> {expected}")
-        against = _rows_of(evidence, CROSSING, title, f"{what} -> {other}")
-        if found is None or against is None:
+        records = evidence.mechanism(CROSSING)
+        if not records:
             return None
-        records, rows = found
-        mean, wrong = mean_of(rows), mean_of(against[1])
+        rows, against = (
+            _each(evidence, records, "crossing.patch", part=part, answer=answer) for answer in (expected, other)
+        )
+        mean, wrong = mean_of(rows), mean_of(against)
         ours = f"{expected} {percent(mean.value)} ({listed(r.estimate.value for r in rows)}); {other} "
         ours += percent(wrong.value)
         holds = at_least(mean.value, 0.60) and at_most(wrong.value, 0.10)
@@ -198,19 +210,16 @@ def patched(what: str, expected: str, other: str) -> Judge:
     return judge
 
 
-def steered(name: str, clean: str, sign: int) -> Judge:
+def steered(run: str, clean: str, sign: int) -> Judge:
     """Patterns exchanged with the unsteered run: a mean change of at least 10 points, up or down by `sign`."""
 
     def judge(evidence: Evidence) -> Finding | None:
-        title = "Steering patterns"
-        found = _rows_of(evidence, CROSSING, title, name)
-        base = _rows_of(evidence, CROSSING, title, clean)
-        gains = _rows_of(evidence, CROSSING, title, f"{name} minus {clean}")
-        if found is None or base is None or gains is None:
+        records = evidence.mechanism(CROSSING)
+        if not records:
             return None
-        records, rows = found
-        change, level = mean_of(gains[1]), mean_of(rows)
-        ours = f"{percent(mean_of(base[1]).value)} -> {_spread(level)} ({listed(row.estimate.value for row in rows)})"
+        rows, base = (_each(evidence, records, "crossing.steering", run=each) for each in (run, clean))
+        change = mean_of(_each(evidence, records, "crossing.steering.gain", run=run))
+        ours = f"{percent(mean_of(base).value)} -> {_spread(mean_of(rows))} ({listed(r.estimate.value for r in rows)})"
         ours += f", a change of {percent(change.value)}"
         holds = _if_all(records, at_least(sign * change.value, 0.10))
         return Finding(holds, ours, change, min(row.n for row in rows), records, of="change")
@@ -227,13 +236,15 @@ def switched(giver: str, receiver: str, least: float) -> Judge:
     """Target switching: a mean of at least `least`, and 20 % in each backbone."""
 
     def judge(evidence: Evidence) -> Finding | None:
-        title, name = f"Target switching, {giver} -> {receiver}", "pattern, layer 2: giver's target"
-        found, gains = (_rows_of(evidence, SWITCHING, title, each) for each in (name, f"{name}, minus clean"))
-        if found is None or gains is None:
+        records = evidence.mechanism(SWITCHING)
+        if not records:
             return None
-        records, rows = found
+        rows, gains = (
+            _each(evidence, records, id, giver=giver, receiver=receiver)
+            for id in ("switching.target", "switching.target.gain")
+        )
         values, mean = [row.estimate.value for row in rows], mean_of(rows)
-        clean = mean.value - mean_of(gains[1]).value
+        clean = mean.value - mean_of(gains).value
         ours = f"{percent(clean)} -> {percent(mean.value)} ({listed(values)})"
         holds = at_least(mean.value, least) and at_least(min(values), 0.20)
         return Finding(_if_all(records, holds), ours, mean, min(row.n for row in rows), records)
@@ -243,21 +254,18 @@ def switched(giver: str, receiver: str, least: float) -> Judge:
 
 def restored(evidence: Evidence) -> Finding | None:
     """The selected head repairs at least 50 %, the comparison head at most 5 %, all heads everything."""
-    named = {
-        name: _rows_of(evidence, CROSSING, "Restoration", f"restored, {name}")
-        for name in ("selected", "comparison", "all")
-    }
-    found = {name: each[1] for name, each in named.items() if each is not None}
-    if len(found) < len(named):
-        return None
-    means = {name: mean_of(rows) for name, rows in found.items()}
-    ours = f"{percent(means['selected'].value)} ({listed(row.estimate.value for row in found['selected'])}) vs "
-    ours += f"{percent(means['comparison'].value)}; all heads {percent(means['all'].value)}"
-    whole = all(row.estimate.value == 1.0 for row in found["all"])
-    holds = at_least(means["selected"].value, 0.50) and at_most(means["comparison"].value, 0.05) and whole
-    n = min(row.n for row in found["selected"])
     records = evidence.mechanism(CROSSING)
-    return Finding(_if_all(records, holds), ours, means["selected"], n, records)
+    if not records:
+        return None
+    selected, comparison, every_head = (
+        _each(evidence, records, "crossing.restored", heads=heads) for heads in ("selected", "comparison", "all")
+    )
+    mean, other = mean_of(selected), mean_of(comparison)
+    ours = f"{percent(mean.value)} ({listed(row.estimate.value for row in selected)}) vs "
+    ours += f"{percent(other.value)}; all heads {percent(mean_of(every_head).value)}"
+    whole = all(row.estimate.value == 1.0 for row in every_head)
+    holds = at_least(mean.value, 0.50) and at_most(other.value, 0.05) and whole
+    return Finding(_if_all(records, holds), ours, mean, min(row.n for row in selected), records)
 
 
 # ---- matched supervision ---------------------------------------------------------------------------------------------
@@ -285,16 +293,16 @@ class _Pairs:
         return apart(self.found)
 
     @cached_property
-    def accuracy(self) -> dict[str, Row]:
-        """Target accuracy of every backbone, by the name of its row."""
-        return {row.name: row for row in matched.by_backbone(*self._answers).rows}
+    def accuracy(self) -> list[Quantity]:
+        """Target accuracy of every backbone."""
+        return matched.by_backbone(*self._answers).rows
 
     def controls(self, target: str) -> tuple[Control, ...]:
         """What J alone reads out of final-only and of stepwise backbones: the target should come with F."""
         found = matched.read_before(*self._answers, target)
-        named = {"matched-final": "final-only", "matched-stepwise": "stepwise"}
+        named = {matched.FINAL: "final-only", matched.STEPWISE: "stepwise"}
         return tuple(
-            Control(replace(found[regime], name=f"J alone on {which} backbones"), MOST, "the target")
+            Control(replace(found[regime], label=f"J alone on {which} backbones"), MOST, "the target")
             for regime, which in named.items()
         )
 
@@ -302,9 +310,9 @@ class _Pairs:
         """The gaps of one target."""
         return [pair for pair in matched.pairs(*self._answers) if pair.target == target]
 
-    def rows(self, regime: str, ending: str) -> list[Row]:
-        """The rows of a regime's backbones that end so."""
-        return [row for name, row in self.accuracy.items() if name.startswith(regime) and name.endswith(ending)]
+    def rows(self, regime: str, condition: str, answer: str) -> list[Quantity]:
+        """How often the backbones of a regime give an answer under a condition."""
+        return every(self.accuracy, "matched.accuracy", regime=regime, condition=condition, answer=answer)
 
 
 def matched_native(evidence: Evidence) -> Finding | None:
@@ -312,7 +320,10 @@ def matched_native(evidence: Evidence) -> Finding | None:
     found = _Pairs.of(evidence)
     if found is None:
         return None
-    stays, advances = found.rows("matched-final", "no map: stay"), found.rows("matched-stepwise", "no map: one")
+    stays, advances = (
+        found.rows(regime, matched.UNSTEERED, answer)
+        for regime, answer in ((matched.FINAL, "stay"), (matched.STEPWISE, "one"))
+    )
     worst = min((*stays, *advances), key=lambda row: row.estimate.value)
     ours = (
         f"{percent(mean_of(stays).value)} / {percent(mean_of(advances).value)}; lowest {percent(worst.estimate.value)}"
@@ -325,7 +336,7 @@ def matched_one(evidence: Evidence) -> Finding | None:
     found = _Pairs.of(evidence, "one")
     if found is None:
         return None
-    rows = [found.rows(f"matched-{regime}", "J_one: one") for regime in ("final", "stepwise")]
+    rows = [found.rows(regime, "one", "one") for regime in (matched.FINAL, matched.STEPWISE)]
     final, stepwise = map(mean_of, rows)
     ours = f"{percent(final.value)} vs {percent(stepwise.value)}"
     holds = at_least(stepwise.value, 0.99) and at_least(stepwise.value - final.value, 0.10)

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap
+from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Tally, cluster_bootstrap
 from loopscope.studies.graph_walk.composition import COPY, EVERY, INDEPENDENT, PAPER_LONG, SO_FAR, long_strings, program
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, first_graphs, instances
 from loopscope.tasks.graph_walk import GraphWalk, walk
 
@@ -260,22 +261,27 @@ class Counted:
         found: list[float] = self._returns(self._hops(kind))[..., self.at.kept].double().mean((0, 2)).tolist()
         return found
 
-    def row(self, family: str, kind: str, call: int, counted: str = "right", minus: str | None = None) -> Row:
-        """Accuracy at one of `marks`, or how much higher it is than that of another family (paired)."""
-        name = f"{EVERY if counted == 'right' else SO_FAR}, call {call}"
-        a, *b = (self._tally(each, kind, call, counted) for each in (family, minus) if each is not None)
+    def row(self, family: str, kind: str, call: int, counted: str = "right") -> Quantity:
+        """Accuracy at one of `marks`, `lasting.call`; `counted` may be "so far"."""
+        label = f"{EVERY if counted == 'right' else SO_FAR}, call {call}"
         published = PAPER_LONG[INDEPENDENT].get((kind, EVERY), {}).get(call)
-        paper = published if (family, counted, minus) == (PUBLISHED, "right", None) else None
-        return Row(
-            name if minus is None else f"{name}, minus {minus}", cluster_bootstrap(a, *b, seed=SEED), self.kept, paper
-        )
+        share = cluster_bootstrap(self._tally(family, kind, call, counted), seed=SEED)
+        at: At = {"family": family, "kind": kind, "call": call, "counted": counted}
+        paper = published if (family, counted) == (PUBLISHED, "right") else None
+        return Quantity("lasting.call", label, share, self.kept, paper, at)
 
-    def copy_row(self, kind: str, call: int) -> Row:
-        """How often u itself is right at a call."""
+    def cost_row(self, family: str, kind: str, call: int = 1) -> Quantity:
+        """How much more often a family is right at a call than the published maps are (paired): `lasting.cost`."""
+        a, b = (self._tally(each, kind, call, "right") for each in (family, PUBLISHED))
+        label, at = f"{family}, {kind}, minus {PUBLISHED}", {"family": family, "kind": kind}
+        return Quantity("lasting.cost", label, cluster_bootstrap(a, b, seed=SEED), self.kept, None, at)
+
+    def copy_row(self, kind: str, call: int) -> Quantity:
+        """How often u itself is right at a call, `lasting.copy`."""
         right = self._by_graph(self._returns(self._hops(kind)[:, call - 1]) & self.at.kept).sum(0)
         there = self._by_graph(self.at.kept) * len(self.strings(kind))
-        estimate = cluster_bootstrap(Tally(right.numpy(), there.numpy()), seed=SEED)
-        return Row(f"{COPY}, call {call}", estimate, self.kept)
+        share = cluster_bootstrap(Tally(right.numpy(), there.numpy()), seed=SEED)
+        return Quantity("lasting.copy", f"{COPY}, call {call}", share, self.kept, None, {"kind": kind, "call": call})
 
     def _hops(self, kind: str) -> Int[Tensor, "strings calls"]:
         """How many hops each string of a kind asks for up to each call."""
@@ -349,21 +355,22 @@ def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[
         counted = Counted.of(predictions, facts, where)
         for family, kind in counted.measured:
             rows = [counted.row(family, kind, call, name) for name in ("right", "so far") for call in counted.marks]
-            rows = rows if paper and where == INDEPENDENT else [replace(row, paper=None) for row in rows]
-            result.append(Table(f"{counted.calls} calls, {family} maps, {kind} ({where})", rows, NOTE))
+            rows = rows if paper and where == INDEPENDENT else [replace(row, published=None) for row in rows]
+            title = f"{counted.calls} calls, {family} maps, {kind} ({where})"
+            result.append(Table("lasting.call", title, rows, NOTE))
         for kind in dict.fromkeys(kind for _, kind in counted.measured):
             rows = [counted.copy_row(kind, call) for call in counted.marks]
-            result.append(Table(f"{counted.calls} calls, {COPY}, {kind} ({where})", rows, NOTE))
-        if costs := _costs(counted):
+            result.append(Table("lasting.copy", f"{counted.calls} calls, {COPY}, {kind} ({where})", rows, NOTE))
+        if rows := costs(counted):
             about = f"Paired differences at the first call.  {NOTE}"
-            result.append(Table(f"What lasting costs at the first call ({where})", costs, about))
+            result.append(Table("lasting.cost", f"What lasting costs at the first call ({where})", rows, about))
     return result
 
 
-def _costs(counted: Counted) -> list[Row]:
+def costs(counted: Counted) -> list[Quantity]:
     """The first call of every family beside that of the published maps, for one hop and for two."""
     return [
-        replace(counted.row(family, kind, 1, minus=PUBLISHED), name=f"{family}, {kind}, minus {PUBLISHED}")
+        counted.cost_row(family, kind)
         for family, kind in counted.measured
         if family != PUBLISHED and kind != "mixed" and (PUBLISHED, kind) in counted.measured
     ]
@@ -375,7 +382,7 @@ AIM = {8: 0.99, 64: 0.95}
 """What is aimed at for one hop, by call."""
 
 
-def claim_lasts(predictions: Predictions, facts: Facts, family: str, where: str = INDEPENDENT) -> dict[int, Row]:
+def claim_lasts(predictions: Predictions, facts: Facts, family: str, where: str = INDEPENDENT) -> dict[int, Quantity]:
     """Accuracy of one hop at the calls of `AIM`.  InputError where so many calls, or the family, were not measured."""
     counted = Counted.of(predictions, facts, where)
     if (family, "one") not in counted.measured or max(AIM) > counted.calls:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from loopscope.errors import InputError, nearest
 from loopscope.program import F, J
+from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Estimate, Tally, cluster_bootstrap, mean_sd, tally
-from loopscope.studies.records import Facts, Predictions, Row, Table, check_measured
+from loopscope.studies.records import Facts, Predictions, check_measured
 from loopscope.studies.subject import Subject, Walks, instances, walks
 from loopscope.tasks.graph_walk import cycle_lengths
 
@@ -33,7 +34,6 @@ HOPS = {"stay": 0, "one": 1, "two": 2, "one-long": 1, "two-long": 2}
 """Steps from u that each target asks for; a `long` map is fitted to the same target with more updates."""
 
 ANSWERS = ("stay", "one", "two", "other")
-LONGER = "Matched supervision: what a longer fit adds"
 ENDPOINT, UNSTEERED, BEFORE, LONG = "endpoint", "unsteered", " before F", "-long"
 
 SEED = 2026092614
@@ -173,18 +173,22 @@ _Case = tuple[Bool[Tensor, "fits n"], Bool[Tensor, "..."]]
 """Of one backbone: which answers are hits, and which of them count ([n], or [fits, n])."""
 
 
-def _rows(name: str, cases: Sequence[_Case], at: Walks, paper: float | None = None) -> list[Row]:
+def _rows(
+    id: str, label: str, cases: Sequence[_Case], walks: Walks, at: At, published: float | None = None
+) -> list[Quantity]:
     """One row (or none, where fewer than two graphs count): the share of hits among what counts, fits averaged first.
 
     Several backbones: mean and sample SD of their shares, the least n.  One: its share, and an interval over graphs.
     """
-    counts = [tally(np.asarray(hits), at.clusters, np.asarray(counted)) for hits, counted in cases]
+    counts = [tally(np.asarray(hits), walks.clusters, np.asarray(counted)) for hits, counted in cases]
     if not all(_enough(each) for each in counts):
         return []
     n = min(int(counted.sum()) for _, counted in cases)
     if len(counts) == 1:
-        return [Row(name, cluster_bootstrap(counts[0], seed=SEED), n, paper)]
-    return [Row(name, mean_sd([float(each.accuracy().mean()) for each in counts]).estimate("backbone"), n, paper)]
+        share = cluster_bootstrap(counts[0], seed=SEED)
+    else:
+        share = mean_sd([float(each.accuracy().mean()) for each in counts]).estimate("backbone")
+    return [Quantity(id, label, share, n, published, at)]
 
 
 def _enough(counts: Tally) -> bool:
@@ -203,9 +207,10 @@ def tables(
     graphs that is not there are left out; so are tables without rows.  InputError where predictions do not fit.
     """
     study = _study(found, facts, where)
-    made = [_accuracy(study, study.regimes, "by supervision", paper), _answers(study, study.regimes, "by supervision")]
-    if study.regimes != study.singles:
-        made += [_accuracy(study, study.singles, "by backbone"), _answers(study, study.singles, "by backbone")]
+    by_regime, by_name = (study.regimes, "by supervision"), (study.singles, "by backbone")
+    made = []
+    for groups, what in (by_regime, by_name) if study.regimes != study.singles else (by_regime,):
+        made += [_accuracy(study, groups, what, paper and groups == study.regimes), _answers(study, groups, what)]
     made += [_fits(study), _gaps(_pairs(study)), _before(study), _cycles(study), _copying(study), _baselines(study)]
     made += [_longer(study)]
     return [table for table in made if table.rows]
@@ -227,17 +232,21 @@ def by_backbone(found: Mapping[str, Predictions], facts: Mapping[str, Facts], wh
 
 def read_before(
     found: Mapping[str, Predictions], facts: Mapping[str, Facts], target: str, where: str = WHERE
-) -> dict[str, Row]:
+) -> dict[str, Quantity]:
     """By supervision, how often the target of a map is read before F: what J alone does."""
     study = _study(found, facts, where)
-    cases = {
-        regime: [(study.right(each, target + BEFORE), study.at.kept) for each in members]
-        for regime, members in study.regimes.items()
-    }
-    return {regime: _rows("read before F", each, study.at)[0] for regime, each in cases.items()}
+    rows = [row for group, members in study.regimes.items() for row in _read_before(study, group, members, target)]
+    return {str(row.at["group"]): row for row in rows}
+
+
+def _read_before(study: _Study, group: str, members: Sequence[_Backbone], target: str) -> list[Quantity]:
+    cases = [(study.right(each, target + BEFORE), study.at.kept) for each in members]
+    label = f"{group}, {_called(target)}: read before F"
+    return _rows("matched.before", label, cases, study.at, {"group": group, "condition": target})
 
 
 def _accuracy(study: _Study, groups: _Groups, what: str, paper: bool = False) -> Table:
+    """At every condition the target, and without a map each of the three targets: `matched.accuracy`."""
     rows = []
     for group, members in groups.items():
         asked = [(ENDPOINT, ("stay",)), (UNSTEERED, ANSWERS[:3])]
@@ -245,42 +254,63 @@ def _accuracy(study: _Study, groups: _Groups, what: str, paper: bool = False) ->
         for condition, answers in asked:
             published = PAPER.get(members[0].regime, {}).get(condition) if paper else None
             for answer, value in zip(answers, published or (None,) * len(answers), strict=True):
-                cases = [(study.hits(each.given[condition], answer), study.at.kept) for each in members]
-                rows += _rows(f"{group}, {_called(condition)}: {answer}", cases, study.at, value)
+                rows += _answered("matched.accuracy", study, group, members, condition, answer, value)
     note = NOTE + PAPER_NOTE if paper else NOTE
-    return Table(f"Matched supervision: target accuracy after one more call, {what}", rows, note)
+    title = f"Matched supervision: target accuracy after one more call, {what}"
+    return Table("matched.accuracy", title, rows, note)
 
 
 def _answers(study: _Study, groups: _Groups, what: str) -> Table:
+    """After one more call, how often each node is answered: `matched.answer`."""
     rows = []
     for group, members in groups.items():
         for condition in (UNSTEERED, *_targets(members)):
             for answer in ANSWERS:
-                cases = [(study.hits(each.given[condition], answer), study.at.kept) for each in members]
-                rows += _rows(f"{group}, {_called(condition)}: {answer}", cases, study.at)
-    return Table(f"Matched supervision: which node is answered, {what}", rows, NOTE)
+                rows += _answered("matched.answer", study, group, members, condition, answer)
+    return Table("matched.answer", f"Matched supervision: which node is answered, {what}", rows, NOTE)
+
+
+def _answered(
+    id: str,
+    study: _Study,
+    group: str,
+    members: Sequence[_Backbone],
+    condition: str,
+    answer: str,
+    published: float | None = None,
+) -> list[Quantity]:
+    cases = [(study.hits(each.given[condition], answer), study.at.kept) for each in members]
+    at = {"group": group, "regime": members[0].regime, "condition": condition, "answer": answer}
+    return _rows(id, f"{group}, {_called(condition)}: {answer}", cases, study.at, at, published)
 
 
 def _fits(study: _Study) -> Table:
     rows = []
     for each in study.backbones:
         for target in _targets([each]):
-            for i, right in enumerate(study.right(each, target)):
-                rows += _rows(f"{each.name}, {_called(target)}, fit {i + 1}", [(right[None], study.at.kept)], study.at)
-    return Table("Matched supervision: target accuracy of every fit", rows, "95 % intervals over graphs.")
+            for fit, right in enumerate(study.right(each, target), 1):
+                label, case = f"{each.name}, {_called(target)}, fit {fit}", (right[None], study.at.kept)
+                at: At = {"group": each.name, "condition": target, "fit": fit}
+                rows += _rows("matched.accuracy.fit", label, [case], study.at, at)
+    title = "Matched supervision: target accuracy of every fit"
+    return Table("matched.accuracy.fit", title, rows, "95 % intervals over graphs.")
 
 
 def _before(study: _Study) -> Table:
+    """What is read before F: `matched.before`; and of what is right after F, how much: `matched.before.right`."""
     rows = []
     for group, members in (study.regimes | study.singles).items():
         for target in _targets(members):
             after = [study.right(each, target) & study.at.kept for each in members]
             before = [study.right(each, target + BEFORE) for each in members]
-            name = f"{group}, {_called(target)}"
-            rows += _rows(f"{name}: read before F", [(hits, study.at.kept) for hits in before], study.at)
-            rows += _rows(f"{name}: right after F, and before", list(zip(before, after, strict=True)), study.at)
+            label, cases = (
+                f"{group}, {_called(target)}: right after F, and before",
+                list(zip(before, after, strict=True)),
+            )
+            rows += _read_before(study, group, members, target)
+            rows += _rows("matched.before.right", label, cases, study.at, {"group": group, "condition": target})
     note = f"The second kind of row counts only answers that are right after F, of all fits together.  {NOTE}"
-    return Table("Matched supervision: what J alone reads out", rows, note)
+    return Table("matched.before", "Matched supervision: what J alone reads out", rows, note)
 
 
 def _cycles(study: _Study) -> Table:
@@ -291,52 +321,59 @@ def _cycles(study: _Study) -> Table:
             right = [study.right(each, target) for each in members]
             for length in range(3, study.at.graphs.shape[1] + 1):
                 counted = study.at.kept & (study.lengths == length)
-                name = f"{regime}, {_called(target)}, cycle of {length}"
-                rows += _rows(name, [(hits, counted) for hits in right], study.at)
-    return Table("Matched supervision: target accuracy by the cycle length of the start", rows, NOTE)
+                label, cases = f"{regime}, {_called(target)}, cycle of {length}", [(hits, counted) for hits in right]
+                at: At = {"group": regime, "condition": target, "cycle": length}
+                rows += _rows("matched.cycle", label, cases, study.at, at)
+    title = "Matched supervision: target accuracy by the cycle length of the start"
+    return Table("matched.cycle", title, rows, NOTE)
 
 
 def _copying(study: _Study) -> Table:
-    """Whether a map's answers are those of copying the start, and what is left where copying does not help."""
+    """Where the start is not the target: how often it is answered, and how often the target is."""
     rows = []
     at = study.at
     for group, members in (study.regimes | study.singles).items():
         for target in _targets(members):
             elsewhere = at.kept & (at.starts != study.nodes[HOPS[target]])
-            copies = [each.given[target].long() == at.starts for each in members]
-            name = f"{group}, {_called(target)}"
-            rows += _rows(f"{name}: answers s, where s is wrong", [(hits, elsewhere) for hits in copies], at)
-            right = [(study.right(each, target), elsewhere) for each in members]
-            rows += _rows(f"{name}: right, where s is wrong", right, at)
-    return Table("Matched supervision: is the start copied?", rows, NOTE)
+            asked = {
+                "copied": ("answers s", [(each.given[target].long() == at.starts, elsewhere) for each in members]),
+                "right": ("right", [(study.right(each, target), elsewhere) for each in members]),
+            }
+            for which, (told, cases) in asked.items():
+                label = f"{group}, {_called(target)}: {told}, where s is wrong"
+                rows += _rows(f"matched.elsewhere.{which}", label, cases, at, {"group": group, "condition": target})
+    return Table("matched.elsewhere", "Matched supervision: is the start copied?", rows, NOTE)
 
 
 def _baselines(study: _Study) -> Table:
     """How often s or u is the target: what answering it would score, whatever the backbone."""
-    rows = []
+    id, rows = "matched.baseline", []
     at = study.at
     for name, copied in {"copy s": at.starts, "copy u": at.current}.items():
         for answer in ANSWERS[:3]:
-            hits = study.hits(copied[None], answer)
-            rows += _rows(f"{name}: {answer}", [(hits, at.kept)], at)
+            hits, label = study.hits(copied[None], answer), f"{name}: {answer}"
+            rows += _rows(id, label, [(hits, at.kept)], at, {"baseline": name, "answer": answer})
             for length in range(3, at.graphs.shape[1] + 1):
                 counted = hits[0, at.kept & (study.lengths == length)]
                 if len(counted):  # all or none of them, so that there is nothing to resample
                     share = float(counted.double().mean())
                     exact = Estimate(share, share, share, len(counted), "instance, exact", 0)
-                    rows.append(Row(f"{name}: {answer}, cycle of {length}", exact, len(counted)))
+                    where: At = {"baseline": name, "answer": answer, "cycle": length}
+                    called = f"{label}, cycle of {length}"
+                    rows.append(Quantity(f"{id}.cycle", called, exact, len(counted), None, where))
     note = (
         "95 % intervals over graphs; within one cycle length copying is always right or never.  No model is involved."
     )
-    return Table("Matched supervision: baselines that copy", rows, note)
+    return Table(id, "Matched supervision: baselines that copy", rows, note)
 
 
 def _longer(study: _Study) -> Table:
     """Every map that was fitted for longer beside the one that was not: after F, before it, and within its pair.
 
-    A fit is compared with the longer fit of the same number.
+    A fit is compared with the longer fit of the same number, so that ids are those of other tables after
+    `matched.longer`: here only as many fits are counted as were fitted for longer.
     """
-    rows = []
+    id, rows = "matched.longer", []
     study = replace(study, backbones=[_as_many(each) for each in study.backbones])
     before, gaps = _before(study).rows, _pairs(study)
     for each in study.backbones:
@@ -344,17 +381,20 @@ def _longer(study: _Study) -> Table:
             both = [name for name in (target.removesuffix(LONG), target) if name in each.given]
             if len(both) == 2:
                 short, long = (study.right(each, name) for name in both)
-                names = [f"{each.name}, {_called(name)}" for name in both]
-                for name, right in zip(names, (short, long), strict=True):
-                    rows += _rows(name, [(right, study.at.kept)], study.at)
-                gain = _difference(long, short, study.at)
-                rows.append(Row(f"{names[1]} - {_called(both[0])}", gain, int(study.at.kept.sum())))
-                rows += [row for name in names for row in before if row.name.startswith(f"{name}: ")]
+                for name, right in zip(both, (short, long), strict=True):
+                    label, cases = f"{each.name}, {_called(name)}", [(right, study.at.kept)]
+                    rows += _rows(f"{id}.accuracy", label, cases, study.at, {"group": each.name, "condition": name})
+                label, n = f"{each.name}, {_called(target)} - {_called(both[0])}", int(study.at.kept.sum())
+                at = {"group": each.name, "condition": target}
+                rows.append(Quantity(f"{id}.gain", label, _difference(long, short, study.at), n, None, at))
+                mine = [row for row in before if row.at["group"] == each.name and row.at["condition"] in both]
+                rows += [replace(row, id=row.id.replace("matched", id)) for row in mine]
     compared = {pair.target.removesuffix(LONG) for pair in gaps if pair.target.endswith(LONG)}
     for pair in (pair for pair in gaps if pair.target.removesuffix(LONG) in compared):
-        rows.append(Row(f"{FINAL} - {STEPWISE}, seed {pair.seed}, {_called(pair.target)}", pair.gap, pair.n))
+        label = f"{FINAL} - {STEPWISE}, seed {pair.seed}, {_called(pair.target)}"
+        rows.append(pair.quantity(f"{id}.gap", label))
     note = "The same fits; differences paired; 95 % intervals over graphs.  Before F: what J alone reads out."
-    return Table(LONGER, rows, note)
+    return Table(id, "Matched supervision: what a longer fit adds", rows, note)
 
 
 def _as_many(each: _Backbone) -> _Backbone:
@@ -378,6 +418,10 @@ class Pair:
     stepwise: float
     gap: Estimate
     n: int
+
+    def quantity(self, id: str, label: str) -> Quantity:
+        """The gap."""
+        return Quantity(id, label, self.gap, self.n, None, {"condition": self.target, "seed": self.seed})
 
 
 def pairs(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = WHERE) -> list[Pair]:
@@ -413,7 +457,8 @@ def _gaps(found: Sequence[Pair]) -> Table:
         same = [pair for pair in found if pair.target == target]
         if len(same) > 1:
             mean = mean_sd([pair.gap.value for pair in same]).estimate("pair")
-            rows.append(Row(f"{_called(target)}, mean of {len(same)} pairs", mean, same[0].n))
-        rows += [Row(f"{_called(target)}, seed {pair.seed}", pair.gap, pair.n) for pair in same]
+            label, at = f"{_called(target)}, mean of {len(same)} pairs", {"condition": target}
+            rows.append(Quantity("matched.gap.mean", label, mean, same[0].n, None, at))
+        rows += [pair.quantity("matched.gap", f"{_called(target)}, seed {pair.seed}") for pair in same]
     note = "Final-only minus stepwise.  A mean has one sample SD to either side, a pair a 95 % interval over graphs."
-    return Table("Matched supervision: the gap within each pair", rows, note)
+    return Table("matched.gap", "Matched supervision: the gap within each pair", rows, note)

@@ -1,4 +1,4 @@
-"""The mechanism experiments as programs, and how their answers are counted.
+"""The mechanism experiments as programs.
 
 All act in the extra call after the trained ones (call 7 of a six-loop model).  Two experiments use them:
 
@@ -11,25 +11,16 @@ All act in the extra call after the trained ones (call 7 of a six-loop model).  
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from itertools import product
 
-from jaxtyping import Bool, Int
-from torch import Tensor
-
 from loopscope.address import Address, Site
 from loopscope.program import F, J, Program, Run
-from loopscope.stats import Estimate, cluster_bootstrap, tally
-from loopscope.studies.records import Row
 
 LAYER = 2
 ANSWER = (-1,)
 WHOLE = ("resid", "attn_out", "mlp_out")
 """What a layer's result adds up to: the state that enters it and what its two sublayers add."""
-
-SEED = 2026092317
-"""Of the bootstraps over graphs."""
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
@@ -90,27 +81,3 @@ def battery(loops: int = 6, heads: int = 4) -> dict[str, Program]:
         "one->two": exchange(two, one, ("pattern",)),
     }
     return crossing_runs(loops, heads) | switches
-
-
-# ---- counting --------------------------------------------------------------------------------------------------------
-
-
-def rate(
-    name: str,
-    hits: Bool[Tensor, "fits n"],
-    counted: Bool[Tensor, "fits n"],
-    clusters: Int[Tensor, " n"],
-    paper: float | None = None,
-) -> Row:
-    """How often something is so among the instances that count, where these differ from fit to fit.
-
-    Each fit's share is taken first, then their mean; graphs (`clusters`) are resampled.  `n` of the row is the number
-    of instances that count in the fit with the fewest.  Where fewer than two graphs count in some fit the row has no
-    interval (NaN), and where none does it has no value either.
-    """
-    counts = tally(hits, clusters, counted)
-    n = int(counted.sum(1).min())
-    if (counts.eligible > 0).sum(-1).min() >= 2:
-        return Row(name, cluster_bootstrap(counts, seed=SEED), n, paper)
-    value = float(counts.accuracy().mean())
-    return Row(name, Estimate(value, math.nan, math.nan, counts.clusters, "graph", 0), n, paper)

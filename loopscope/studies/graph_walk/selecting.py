@@ -23,10 +23,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Tally, cluster_bootstrap
 from loopscope.store.artefacts import load_backbone
 from loopscope.studies.graph_walk.trajectories import Trajectory
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, instances
 from loopscope.tasks.graph_walk import GraphWalk, distinct, start_for, walk
 from loopscope.training.cohort.cohort import Cohort, frozen
@@ -195,9 +196,11 @@ class Counted:
         right = torch.cat([self.found[f"{control.target(k, self.budget)} right"] for k in ks]).double()
         return Tally(right.sum(0).numpy(), (self.eligible * len(right)).numpy())
 
-    def row(self, control: Control, k: int) -> Row:
-        """The share of right answers of J_k."""
-        return Row(f"k = {k}", cluster_bootstrap(self.tally(control, [k]), seed=SEED), self.n)
+    def row(self, control: Control, k: int) -> Quantity:
+        """The share of right answers of J_k: `selecting.accuracy`."""
+        at: At = {"control": control.name, "budget": self.budget, "k": k}
+        share = cluster_bootstrap(self.tally(control, [k]), seed=SEED)
+        return Quantity("selecting.accuracy", f"k = {k}", share, self.n, None, at)
 
     def answers(self, control: Control, k: int) -> list[float]:
         """How often J_k answers each of f^7(s), ..., f^12(s) and another node; mean of fits."""
@@ -213,14 +216,9 @@ def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[
         counted = Counted.of(predictions, facts, budget)
         if counted is not None:
             shown = {control: counted.hops(control) for control in CONTROLS}
-            made += [
-                Table(title(control, budget), [counted.row(control, k) for k in ks], NOTE)
-                for control, ks in shown.items()
-                if ks
-            ]
+            for control, ks in shown.items():
+                if ks:
+                    title = f"Right answers by k, {control.about} ({TOLD[budget]})"
+                    rows = [counted.row(control, k) for k in ks]
+                    made.append(Table("selecting.accuracy", title, rows, NOTE))
     return made
-
-
-def title(control: Control, budget: Budget) -> str:
-    """What the table of a control is called."""
-    return f"Right answers by k, {control.about} ({TOLD[budget]})"

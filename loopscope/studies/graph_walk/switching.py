@@ -16,17 +16,18 @@ the giver, the receiver, what was taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, permutations, zip_longest
+from dataclasses import dataclass
+from itertools import combinations, permutations
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
 from loopscope.program import Program
+from loopscope.quantity import Quantity, Table
+from loopscope.studies.graph_walk.counting import distribution, node, share
 from loopscope.studies.graph_walk.mechanism import ANSWER, LAYER, exchange, extra_call
-from loopscope.studies.graph_walk.targets import ANSWERS, distribution, share
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, first_graphs, instances, walks
 
 WHERE = "switching-2501"
@@ -179,38 +180,48 @@ def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[
     return result
 
 
-def switched(answers: Answers, giver: str, receiver: str, paper: Sequence[float] = ()) -> list[Row]:
-    """How often layer 2's pattern gives the giver's target: mean of the fits, gain over the clean run, each fit.
+def switched(
+    answers: Answers, giver: str, receiver: str, paper: Sequence[float] = (), where: str = WHERE
+) -> list[Quantity]:
+    """How often layer 2's pattern gives the giver's target: mean of the fits, each fit, gain over the clean run.
 
-    `paper` are published numbers for the mean and for each fit.
+    These are `switching.target`, `.fit` and `.gain`.  `paper` are published numbers for the mean and for each fit.
     """
-    at, node, name = answers.at, answers.at.ahead(HOPS[giver]), f"{PATTERN}: giver's target"
-    hits = answers.patched(giver, receiver, PATTERN) == node
-    alone = [share(f"{name}, fit {fit + 1}", hits[fit : fit + 1], at) for fit in range(answers.fits)]
-    rows = [share(name, hits, at), *alone]
-    rows = [replace(row, paper=known) for row, known in zip_longest(rows, paper[: len(rows)])]
-    return [*rows, share(f"{name}, minus clean", hits, at, minus=answers.clean(receiver) == node)]
+    id, at = "switching.target", {"giver": giver, "receiver": receiver, "where": where}
+    walks, target, name = answers.at, answers.at.ahead(HOPS[giver]), f"{PATTERN}: giver's target"
+    hits, known = answers.patched(giver, receiver, PATTERN) == target, dict(enumerate(paper))
+    rows = [share(id, name, hits, walks, at, published=known.get(0))]
+    for fit in range(1, 1 + answers.fits):
+        alone, published = hits[fit - 1 : fit], known.get(fit)
+        rows.append(share(f"{id}.fit", f"{name}, fit {fit}", alone, walks, {**at, "fit": fit}, published=published))
+    clean = answers.clean(receiver) == target
+    return [*rows, share(f"{id}.gain", f"{name}, minus clean", hits, walks, at, minus=clean)]
 
 
 def _direction(answers: Answers, giver: str, receiver: str, where: str, paper: Sequence[float]) -> Table:
-    rows = switched(answers, giver, receiver, paper)
+    rows, at = switched(answers, giver, receiver, paper, where), {"giver": giver, "receiver": receiver, "where": where}
     if RAW not in (giver, receiver):
         hits = answers.patched(giver, receiver, AT_ANSWER) == answers.at.ahead(HOPS[giver])
-        rows.append(share(f"{AT_ANSWER}: giver's target", hits, answers.at))
-    rows += distribution(answers.clean(receiver), answers.at, label="clean: ")
+        rows.append(share("switching.target.row", f"{AT_ANSWER}: giver's target", hits, answers.at, at))
+    clean = answers.clean(receiver)
+    rows += distribution("switching.clean", clean, answers.at, range(3), at, label="clean: ")
     for place in LAYERS:
         for part in PARTS:
-            given = answers.patched(giver, receiver, f"{part}, {place}")
-            rows += distribution(given, answers.walks(given), label=f"{part}, {place}: ")
-    goals = f"The giver's target is {ANSWERS[HOPS[giver]]}, the receiver's own {ANSWERS[HOPS[receiver]]}"
-    return Table(f"Target switching, {giver} -> {receiver} ({where})", rows, f"{goals}.  {SCOPE}")
+            given, label = answers.patched(giver, receiver, f"{part}, {place}"), f"{part}, {place}: "
+            there = {"part": part, "layers": place} | at
+            rows += distribution("switching.part", given, answers.walks(given), range(3), there, label=label)
+    goals = f"The giver's target is {node(HOPS[giver])}, the receiver's own {node(HOPS[receiver])}"
+    title = f"Target switching, {giver} -> {receiver} ({where})"
+    return Table("switching.direction", title, rows, f"{goals}.  {SCOPE}")
 
 
 def _head_subsets(answers: Answers, giver: str, receiver: str, where: str, heads: int) -> Table:
-    rows = []
+    """`switching.heads` at `heads`, such as "0 2", and `target`: the giver's or the receiver's own."""
+    rows, at = [], {"giver": giver, "receiver": receiver, "where": where}
     for chosen in subsets(heads):
-        given = answers.patched(giver, receiver, of_heads(chosen))
-        for role, run_name in (("giver's target", giver), ("own target", receiver)):
-            label = f"heads {' '.join(map(str, chosen))}: {role}"
-            rows.append(share(label, given == answers.at.ahead(HOPS[run_name]), answers.at))
-    return Table(f"Patterns of some heads of layer 2, {giver} -> {receiver} ({where})", rows, SCOPE)
+        given, those = answers.patched(giver, receiver, of_heads(chosen)), " ".join(map(str, chosen))
+        for role, told, run_name in (("giver", "giver's target", giver), ("own", "own target", receiver)):
+            hits, there = given == answers.at.ahead(HOPS[run_name]), {"heads": those, "target": role} | at
+            rows.append(share("switching.heads", f"heads {those}: {told}", hits, answers.at, there))
+    title = f"Patterns of some heads of layer 2, {giver} -> {receiver} ({where})"
+    return Table("switching.heads", title, rows, SCOPE)

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from jaxtyping import Bool, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from loopscope.program import F, J
-from loopscope.stats import cluster_bootstrap, cluster_bootstraps, tally
-from loopscope.studies.records import Facts, Predictions, Row, Table
+from loopscope.quantity import Quantity, Table
+from loopscope.studies.graph_walk.counting import distribution, share
+from loopscope.studies.records import Facts, Predictions
 from loopscope.studies.subject import Subject, Walks, instances, walks
 
 WHERE = "confirmation"
-UNSTEERED, BEFORE, MOVED = "unsteered", " before F", " moved"
-ANSWERS = ("u", "f(u)", "f^2(u)", "other")
-"""What can be answered from h6, in the order of hops."""
+UNSTEERED, BEFORE = "unsteered", " before F"
+AFTER_F, BEFORE_F, MOVED = "after F", "before F", "moved"
+"""What is read: the call's answer; the mapped state before the call; the answer for the state of another graph."""
 
-SEED = 2026092317
 NOTE = "Share of instances with u, f(u), f^2(u) distinct; mean of the fits; graphs resampled."
 
-PAPER = {(UNSTEERED, "f(u)"): 0.482, ("one", "f(u)"): 0.996, ("two", "f^2(u)"): 0.982}
-"""What is published for the confirmation graphs, by condition and answer."""
+PAPER = {UNSTEERED: {"f(u)": 0.482}, "one": {"f(u)": 0.996}, "two": {"f^2(u)": 0.982}}
+"""What is published for the confirmation graphs after F, by map and answer."""
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -51,92 +50,41 @@ def measure(subject: Subject, where: str = WHERE, targets: tuple[str, ...] = ("o
 
 
 def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
-    """For each condition, how often it gives each of `ANSWERS`.
+    """For each condition, how often u, f(u), f^2(u) or another node is answered: `targets.answer`.
 
-    Conditions are `unsteered`, a target such as `one`, `one before F` and `one moved`.  `paper`: with the published
-    numbers beside, for the backbone that stands for the published one.
+    `paper`: with the published numbers beside, for the backbone that stands for the published one.
     """
     result = []
     for where, found in predictions.items():
-        at = _walks(where, facts)
-        published = PAPER if paper and where == WHERE else {}
-        for condition, fits in conditions(found, facts).items():
-            known = {answer: value for (which, answer), value in published.items() if which == condition}
-            result.append(Table(f"Answers, {condition} ({where})", distribution(fits, at, paper=known), NOTE))
+        walks = _walks(where, facts)
+        for (steered, read), fits in conditions(found, facts).items():
+            known = PAPER.get(steered) if paper and where == WHERE and read == AFTER_F else None
+            at = {"map": steered, "read": read, "where": where}
+            rows = distribution("targets.answer", fits, walks, range(3), at, published=known)
+            called = steered if read == AFTER_F else f"{steered} {read}"
+            result.append(Table("targets.answers", f"Answers, {called} ({where})", rows, NOTE))
     return result
 
 
-def claim_one(predictions: Predictions, facts: Facts, where: str = WHERE) -> tuple[Row, Row]:
-    """How often J_one gives f(u), and how much more often than the unsteered call does (paired)."""
-    at = _walks(where, facts)
-    right = {name: fits == at.ahead(1) for name, fits in conditions(predictions[where], facts).items()}
-    gain = share("J_one minus unsteered", right["one"], at, minus=right[UNSTEERED])
-    return share("J_one gives f(u)", right["one"], at, paper=PAPER["one", "f(u)"]), gain
+def gain(predictions: Predictions, facts: Facts, where: str = WHERE) -> Quantity:
+    """How much more often J_one gives f(u) than the unsteered call does (paired)."""
+    walks, found = _walks(where, facts), conditions(predictions[where], facts)
+    steered, unsteered = (found[which, AFTER_F] == walks.ahead(1) for which in ("one", UNSTEERED))
+    return share("targets.gain", "J_one minus unsteered", steered, walks, {"where": where}, minus=unsteered)
 
 
-def claim_two(predictions: Predictions, facts: Facts, where: str = WHERE) -> Row:
-    """How often J_two gives f^2(u)."""
-    at = _walks(where, facts)
-    right = conditions(predictions[where], facts)["two"] == at.ahead(2)
-    return share("J_two gives f^2(u)", right, at, paper=PAPER["two", "f^2(u)"])
-
-
-def controls(predictions: Predictions, facts: Facts, target: str, where: str = WHERE) -> list[Row]:
-    """How often a map gives its target where it should not: read before F, and on the state of another graph."""
-    at, found = _walks(where, facts), conditions(predictions[where], facts)
-    node = at.ahead({"one": 1, "two": 2}[target])
-    named = {"read before F": target + BEFORE, "state of another graph": target + MOVED}
-    return [share(name, found[each] == node, at) for name, each in named.items()]
-
-
-def conditions(found: Mapping[str, UInt8[Tensor, " n"]], facts: Facts) -> dict[str, UInt8[Tensor, "fits n"]]:
-    """The answers of all fits by condition; moved states answer for the graph after theirs."""
-    result = {UNSTEERED: found[UNSTEERED][None]}
+def conditions(
+    found: Mapping[str, UInt8[Tensor, " n"]], facts: Facts
+) -> dict[tuple[str, str], UInt8[Tensor, "fits n"]]:
+    """The answers of all fits by map and by what is read; moved states answer for the graph after theirs."""
+    result = {(UNSTEERED, AFTER_F): found[UNSTEERED][None]}
     for target in (target for target in facts.fits if f"{target}-1" in found):
         names = [f"{target}-{fit}" for fit in range(1, 1 + facts.fits[target])]
         after = torch.stack([found[name] for name in names])
         before = torch.stack([found[name + BEFORE] for name in names])
-        result |= {target: after, target + BEFORE: before, target + MOVED: after.roll(facts.nodes, -1)}
+        moved = after.roll(facts.nodes, -1)
+        result |= {(target, AFTER_F): after, (target, BEFORE_F): before, (target, MOVED): moved}
     return result
-
-
-def distribution(
-    answers: UInt8[Tensor, "fits n"],
-    at: Walks,
-    *,
-    base: int = 0,
-    label: str = "",
-    paper: Mapping[str, float] | None = None,
-) -> list[Row]:
-    """How often the answer is each of `ANSWERS`, or, after `base` hops (two at most), that many further on.
-
-    Rows are named by `label` and the answer.
-    """
-    nodes = (*ANSWERS[:-1], "f^3(u)", "f^4(u)")[base : base + 3]
-    hits = {node: answers == at.ahead(base + steps) for steps, node in enumerate(nodes)}
-    hits[ANSWERS[-1]] = ~torch.stack(list(hits.values())).any(0)
-    counted = tally(np.stack(list(hits.values())), at.clusters, at.kept)
-    known, n = paper or {}, int(at.kept.sum())
-    return [
-        Row(label + answer, estimate, n, known.get(answer))
-        for answer, estimate in zip(hits, cluster_bootstraps(counted, seed=SEED), strict=True)
-    ]
-
-
-def share(
-    name: str,
-    hits: Bool[Tensor, "*fits n"],
-    at: Walks,
-    *,
-    minus: Bool[Tensor, "*others n"] | None = None,
-    paper: float | None = None,
-) -> Row:
-    """How often something is so among the instances that count, or how much more often than `minus` (paired).
-
-    Leading axes (strings, fits) are averaged first, graphs are resampled.
-    """
-    a, *b = (tally(np.asarray(each), at.clusters, at.kept) for each in (hits, minus) if each is not None)
-    return Row(name, cluster_bootstrap(a, *b, seed=SEED), int(at.kept.sum()), paper)
 
 
 def _walks(where: str, facts: Facts) -> Walks:

@@ -25,9 +25,10 @@ from loopscope.errors import InputError
 from loopscope.execute.executor import Trace, run
 from loopscope.program import F
 from loopscope.protocol import LoopedModel
-from loopscope.stats import Estimate, cluster_bootstrap, tally
-from loopscope.studies.records import Facts, Predictions, Row, Table
-from loopscope.studies.subject import Subject, instances, walks
+from loopscope.quantity import Quantity, Table
+from loopscope.studies.graph_walk.counting import share
+from loopscope.studies.records import Facts, Predictions
+from loopscope.studies.subject import Subject, Walks, first_graphs, instances, walks
 from loopscope.tasks.graph_walk import DEPTHS, advance, all_starts, path_position, walk
 from loopscope.tasks.populations import population
 
@@ -44,8 +45,6 @@ AT_ONCE = 64
 """Graphs whose kept activations are held at a time."""
 
 NATIVE, LAYERS = "native", "layers"
-ACCURACIES = "Right answers of native loops"
-SEED = 2026092317
 
 Walk = Literal["one", "two", "neither"]
 """What a backbone mainly advances per loop."""
@@ -319,55 +318,60 @@ def tables(predictions: Predictions, facts: Facts, rings: str = "rings") -> list
     native = found[NATIVE]
     tables = [_accuracies(native, facts, rings), _modes(native, facts, rings)]
     if LAYERS in found:
-        tables.append(_steps_inside(native, found[LAYERS], facts))
+        tables.append(_steps_inside(native, found[LAYERS], facts, rings))
     return tables
 
 
 def _accuracies(native: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> Table:
-    right = _right(native, rings, facts.depth)
-    n, last = native.shape[1], len(native) - 1
-    asked = {f"endpoint, loop {facts.loops}": facts.loops, f"retained, loop {last}": last}
-    rows = [Row(name, _estimate(right[loop], facts.nodes), n) for name, loop in asked.items()]
-    return Table(ACCURACIES, rows, "All graphs and starts; graphs are resampled.")
+    right, at = _right(native, rings, facts.depth), _walks(native, facts, rings)
+    rows = [
+        share(f"native.{name}", f"{name}, loop {loop}", right[loop], at, {"loop": loop})
+        for name, loop in (("endpoint", facts.loops), ("retained", len(native) - 1))
+    ]
+    return Table(
+        "native.accuracy", "Right answers of native loops", rows, "All graphs and starts; graphs are resampled."
+    )
 
 
 def _modes(native: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> Table:
     """Trained loops only; a tie has no row."""
-    places = positions(native[: facts.loops + 1], rings)
-    found = modes(frequencies(places, facts.nodes))
+    places, at = positions(native[: facts.loops + 1], rings), _walks(native, facts, rings)
     rows = [
-        Row(f"loop {loop}: position {mode}", _estimate(places[loop] == mode, facts.nodes), native.shape[1])
-        for loop, mode in enumerate(found)
+        share(
+            "native.mode", f"loop {loop}: position {mode}", places[loop] == mode, at, {"loop": loop, "position": mode}
+        )
+        for loop, mode in enumerate(modes(frequencies(places, facts.nodes)))
         if mode is not None
     ]
-    return Table("The position read most often", rows, "Share of all graphs and starts that read it; ties left out.")
+    note = "Share of all graphs and starts that read it; ties left out."
+    return Table("native.modes", "The position read most often", rows, note)
 
 
 def _steps_inside(
-    native: UInt8[Tensor, "reads n"], layers: UInt8[Tensor, "loops sublayers few"], facts: Facts
+    native: UInt8[Tensor, "reads n"], layers: UInt8[Tensor, "loops sublayers few"], facts: Facts, rings: str
 ) -> Table:
     """Up to the first loop after training; a call that changes the reading on fewer than two graphs has no rows."""
     native = native[:, : layers.shape[-1]]
-    names = sublayers(layers.shape[1] // 2)
-    rows = []
+    at, names = _walks(native, facts, rings), sublayers(layers.shape[1] // 2)
+    rows: list[Quantity] = []
     for loop in range(1, min(facts.loops + 1, len(layers)) + 1):
         changed = native[loop] != native[loop - 1]
         if int(changed.view(-1, facts.nodes).any(1).sum()) < 2:
             continue
         for name, nodes in list(zip(names, layers[loop - 1], strict=True))[:-1]:
-            estimate = _estimate(nodes == native[loop], facts.nodes, changed)
-            rows.append(Row(f"loop {loop}, {name}", estimate, int(changed.sum())))
+            hits, label = nodes == native[loop], f"loop {loop}, {name}"
+            rows.append(share("native.inside", label, hits, at, {"loop": loop, "sublayer": name}, counted=changed))
     note = (
         "Among instances whose reading the call changes: the share that already reads the new node after this "
-        f"sublayer; {native.shape[1] // facts.nodes} graphs, which are resampled."
+        f"sublayer; {at.many} graphs, which are resampled."
     )
-    return Table("Where in a call the reading changes", rows, note)
+    return Table("native.inside", "Where in a call the reading changes", rows, note)
 
 
-def _estimate(hits: Bool[Tensor, " n"], nodes: int, eligible: Bool[Tensor, " n"] | None = None) -> Estimate:
-    graphs = torch.arange(len(hits)) // nodes
-    counted = tally(hits.numpy(), graphs.numpy(), None if eligible is None else eligible.numpy())
-    return cluster_bootstrap(counted, seed=SEED)
+def _walks(nodes_read: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> Walks:
+    """The graphs and starts that were read, all of which count."""
+    at = instances(rings, facts.depth, torch.device("cpu"), "all")
+    return first_graphs(at, nodes_read.shape[-1] // facts.nodes)
 
 
 def _right(nodes_read: Integer[Tensor, "reads n"], rings: str, depth: int) -> Bool[Tensor, "reads n"]:

@@ -19,8 +19,8 @@ from loopscope.measure.replies import as_texts
 from loopscope.quantity import Quantity, Table
 from loopscope.stats import wilson
 from loopscope.store.files import damaged
+from loopscope.studies.iterations.layouts import REPLIES
 from loopscope.studies.iterations.tests import STARTS, branches, requests
-from loopscope.studies.language.layouts import REPLIES
 from loopscope.studies.language.shares import Right, difference, share
 from loopscope.studies.records import Record
 from loopscope.tasks.iterations import TASKS, TRAINED, Request, Score, score, tally
@@ -133,7 +133,7 @@ def _published(task: str, length: str, branch: str) -> float:
 
 
 def gain(record: Record, split: str) -> Quantity:
-    """How many more long requests J and F get right than F alone; a prompt that comes up twice is one cluster."""
+    """How many more long requests J and F get right than F alone; equal prompts are resampled together."""
     both, alone = (iterated(record, split, branch, is_long) for branch in ("J+F", "F"))
     prompts = [request.prompt for request in requested(record, split) if is_long(request)]
     value = difference(both, alone, prompts, unit="prompt")

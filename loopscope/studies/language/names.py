@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopscope.measure.heads import Heads
 from loopscope.studies.antonyms import tests as antonym_tests
 from loopscope.studies.iterations import tests as iteration_tests
-from loopscope.studies.language.layouts import HEADS
-from loopscope.studies.language.records import ANY_MAP, LANGUAGE, selection_of
+from loopscope.studies.language.records import ANY_MAP, LANGUAGE
 from loopscope.studies.letters.walks import LETTERS as WALKED
 from loopscope.studies.records import Record
 from loopscope.tasks.letters.pairs import SETS
@@ -32,36 +30,12 @@ def identity_of(record: Record) -> Mapping[str, Any]:
     return told
 
 
-def of_search(record: Record, records: Iterable[Record]) -> bool | None:
-    """Whether heads and loops that were patched are those of the search in the same run; None where none was made."""
-    asked = record.settings.get("heads"), record.settings.get("patched")
-    searches = (each for each in records if HEADS in each.predictions and identity(each) == identity(record))
-    found = [each for each in map(selection_of, searches) if each is not None]
-    return any(asked == (str(each.heads), [*each.loops]) for each in found) if found else None
-
-
-def patched(record: Record) -> str:
-    """Which heads were patched, in which loops; records of runs without patches have none."""
-    if record.settings.get("heads") is None:
-        return "no heads"
-    return f"heads {record.settings['heads']} in {loops_in_words(record.settings['patched'])}"
-
-
 def loops_in_words(loops: Sequence[int]) -> str:
     """Loops as they are told: loop 8; loops 2, 3; loops 2-8."""
     every = [*loops]
     if len(every) > 2 and every == [*range(every[0], every[-1] + 1)]:
         return f"loops {every[0]}-{every[-1]}"
     return f"loop{'s' * (len(every) > 1)} {', '.join(map(str, every))}"
-
-
-def site(record: Record) -> str:
-    """Where patches acted: 4 of 270 heads, loop 8; nothing where no heads were chosen."""
-    if record.settings.get("heads") is None:
-        return ""
-    model = record.notes["model"]
-    chosen, every = len(Heads.parse(record.settings["heads"])), model["layers"] * model["heads"]
-    return f"{chosen} of {every} heads, {loops_in_words(record.settings['patched'])}"
 
 
 def subject_of(record: Record) -> tuple[str, ...]:

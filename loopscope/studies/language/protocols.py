@@ -19,16 +19,13 @@ from loopscope.models.folders import outline
 from loopscope.models.passes import Boundary
 from loopscope.store.store import Store
 from loopscope.studies.antonyms import tests as antonym_tests
+from loopscope.studies.antonyms.records import measure_antonyms
 from loopscope.studies.iterations import tests as iteration_tests
+from loopscope.studies.iterations.records import measure_iterations
 from loopscope.studies.language.recipes import recipe
-from loopscope.studies.language.records import (
-    LanguageSubject,
-    load_language,
-    measure_antonyms,
-    measure_iterations,
-    measure_letters,
-)
+from loopscope.studies.language.records import LanguageSubject, load_language
 from loopscope.studies.letters import tests as letter_tests
+from loopscope.studies.letters.records import measure_letters
 from loopscope.studies.records import Record, copy_records
 from loopscope.tasks.general_text import Source
 from loopscope.training.lm.jobs import KIND as MAP

@@ -16,7 +16,8 @@ from loopscope.models.kept import opened
 from loopscope.models.passes import Boundary, boundary_named
 from loopscope.store.artefacts import LM_MAP, model_of, name_of
 from loopscope.store.store import Artefact, Store
-from loopscope.studies.language.records import load_language, measure_letters
+from loopscope.studies.language.records import load_language
+from loopscope.studies.letters.records import measure_letters
 from loopscope.studies.records import Record
 
 PAIRS = 32

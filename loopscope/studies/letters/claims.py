@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from loopscope.studies.claim import Claim
-from loopscope.studies.language import judges as language_judges
 from loopscope.studies.language.layouts import LETTERS
+from loopscope.studies.letters import judges
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "letter.steer", "5", "eight-step letter-walk needs J", "0 -> 251/256", "<= 15 % without, >= 80 % with J",
-        LETTERS, language_judges.steer,
+        LETTERS, judges.steer,
     ),
     Claim(
         "letter.rescue", "5", "steered patterns suffice", "248/256", ">= 70 % of the steered score", LETTERS,
-        language_judges.rescue,
+        judges.rescue,
     ),
     Claim(
-        "letter.damage", "5", "unsteered patterns destroy", "0/256", "<= 20 %", LETTERS, language_judges.damage
+        "letter.damage", "5", "unsteered patterns destroy", "0/256", "<= 20 %", LETTERS, judges.damage
     ),
     Claim(
         "letter.controls", "5", "values only, unrelated graph, wrong loop, comparison heads do nothing", "0/256 each",
-        "each <= 20 %", LETTERS, language_judges.controls,
+        "each <= 20 %", LETTERS, judges.controls,
     ),
     Claim(
         "letter.content", "5", "pattern gives E, output gives D", "71.1 / 93.8", ">= 50 % and >= 70 %", LETTERS,
-        language_judges.content,
+        judges.content,
     ),
     Claim(
         "letter.restore", "5", "selected heads repair", "249/249 vs 0", ">= 80 % vs <= 10 %", LETTERS,
-        language_judges.restore,
+        judges.restore,
     ),
 )  # fmt: skip

@@ -31,10 +31,10 @@ from jaxtyping import Int, UInt8
 from loopscope.measure.replies import answers_name
 from loopscope.quantity import Coordinate, Quantity, Table
 from loopscope.stats import sign_test, wilson
-from loopscope.studies.language.layouts import BY_LOOP, HEADS, WHOLE
-from loopscope.studies.language.records import selection_of
 from loopscope.studies.language.shares import Right, by_depth, difference, share
 from loopscope.studies.letters import walks as letter_walks
+from loopscope.studies.letters.layouts import BY_LOOP, HEADS, WHOLE
+from loopscope.studies.letters.records import selection_of
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING, first_pairs, in_order, layer_of
 from loopscope.studies.records import Record
 from loopscope.tasks.letters import NAMES

@@ -17,9 +17,10 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.model import LoopedTransformer
 from loopscope.protocol import TokenMap
+from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Estimate, wilson
 from loopscope.studies.parity.counts import CONDITIONS, FAR, REACH, Counts, right_strings
-from loopscope.studies.records import Row, Table, percent
+from loopscope.studies.records import percent
 
 STRINGS = ((600, 0, 128), (800, 0, 128), (1000, 0, 128))
 """Length, number of the first string, and of the first one that is left out: all that are counted in fp16."""
@@ -79,7 +80,6 @@ def strings_of(strings: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
 
 # ---- analysis --------------------------------------------------------------------------------------------------------
 
-TITLE = "Beyond 500 bits: fp32 beside fp16"
 EXACT, COUNTED = "fp32", "fp16"
 NOTE = (
     "At t = n; Wilson intervals over strings. Counts in fp16 are known of the first 64 strings of a length and of all "
@@ -142,14 +142,15 @@ def _counted(counts: Counts, length: int, condition: str, strings: int) -> Told 
 
 
 def table(exact: Counts, counts: Counts | None = None) -> Table:
-    """Both precisions side by side."""
+    """Both precisions side by side: `parity.precision`."""
     rows = []
     for each in compared(exact, counts):
         for precision, told in ((EXACT, each.exact), (COUNTED, each.counted)):
             if told is not None:
-                name = f"{each.length} bits, {each.condition}, {precision}"
-                rows.append(Row(name, told.share, told.strings))
-    return Table(TITLE, rows, NOTE)
+                label = f"{each.length} bits, {each.condition}, {precision}"
+                at: At = {"length": each.length, "condition": each.condition, "precision": precision}
+                rows.append(Quantity("parity.precision", label, told.share, told.strings, None, at))
+    return Table("parity.precision", "Beyond 500 bits: fp32 beside fp16", rows, NOTE)
 
 
 def in_words(exact: Counts, counts: Counts | None = None) -> str:

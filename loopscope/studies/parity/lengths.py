@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from loopscope.errors import InputError, nearest
+from loopscope.quantity import At, Quantity
 from loopscope.stats import Estimate
 from loopscope.studies.parity.counts import CHECK, CONDITIONS, FAR, HEAT, NATIVE, NEAR, REACH, WITH_J, Counts
-from loopscope.studies.records import Row, percent
+from loopscope.studies.records import percent
 
 Published = Mapping[int | None, tuple[float, float]]
 """Published numbers, native and with J, by backbone."""
@@ -143,8 +144,8 @@ def smoothed(
 # ---- accuracy at t = n -----------------------------------------------------------------------------------------------
 
 
-def at_exit(counts: Counts, first: int, last: int, backbone: int | None = None) -> dict[str, Row]:
-    """Accuracy at t = n over lengths first..last: native, J, and J minus native.
+def at_exit(counts: Counts, first: int, last: int, backbone: int | None = None) -> dict[str, Quantity]:
+    """Accuracy at t = n over lengths first..last, `parity.exit`, by condition: native, J, and J minus native.
 
     `backbone` is the published one whose numbers stand beside.  InputError where fewer than two lengths are measured.
     """
@@ -158,10 +159,16 @@ def at_exit(counts: Counts, first: int, last: int, backbone: int | None = None) 
     values = {condition: band.at_n(condition) for condition in band.conditions}
     if WITH_J in values:
         values[GAIN] = values[WITH_J] - values[NATIVE]
-    return {name: Row(name, mean_over_lengths(each), band.instances, paper.get(name)) for name, each in values.items()}
+    at: At = {"first": first, "last": last}
+    return {
+        name: Quantity(
+            "parity.exit", name, mean_over_lengths(each), band.instances, paper.get(name), {**at, "condition": name}
+        )
+        for name, each in values.items()
+    }
 
 
-def claim_gain(cohort: Mapping[str, Counts], published: Mapping[str, int] | None = None) -> dict[str, Row]:
+def claim_gain(cohort: Mapping[str, Counts], published: Mapping[str, int] | None = None) -> dict[str, Quantity]:
     """J minus native over lengths 101-500, by backbone; `published` names the published backbone to put beside each."""
     known = published or {}
     return {name: at_exit(counts, *GAINED, known.get(name))[GAIN] for name, counts in cohort.items()}
@@ -173,7 +180,9 @@ def gains_most(cohort: Mapping[str, Counts]) -> str:
     return max(gains, key=lambda name: gains[name].estimate.value)
 
 
-def claim_limit(cohort: Mapping[str, Counts], published: Mapping[str, int] | None = None) -> tuple[str, dict[str, Row]]:
+def claim_limit(
+    cohort: Mapping[str, Counts], published: Mapping[str, int] | None = None
+) -> tuple[str, dict[str, Quantity]]:
     """The backbone that gains most over 101-500, and its accuracy over 505-1000: native, J, J minus native.
 
     InputError where its far lengths were not measured.
@@ -182,25 +191,53 @@ def claim_limit(cohort: Mapping[str, Counts], published: Mapping[str, int] | Non
     return most, at_exit(cohort[most], *LIMIT, (published or {}).get(most))
 
 
-def agreement(counts: Counts) -> str | None:
-    """What lower precision changes, in words: the lengths run in fp32, too, beside the same cells of near.
+@dataclass(frozen=True)
+class Twice:
+    """Shares right of strings that were run in fp32 (`exact`) and in less (`near`): means over cells.
 
-    A cell is a length and a loop.  None where nothing was run twice.
+    A cell is a length and a loop; it differs by `apart` in the mean and by `most` at most.
     """
+
+    exact: float
+    near: float
+    apart: float
+    most: float
+
+
+def _run_twice(counts: Counts) -> tuple[Band, Band] | None:
+    """The lengths run in fp32, too, and the same of near; None where nothing was run twice."""
     if CHECK not in counts or NEAR not in counts:
         return None
     exact, near = Band.of(counts, CHECK), Band.of(counts, NEAR)
     exact, same = exact.at(near.lengths), near.at(exact.lengths)
-    if not len(exact.lengths):
+    return (exact, same) if len(exact.lengths) else None
+
+
+def twice(counts: Counts) -> dict[str, Twice] | None:
+    """What lower precision changes, by condition; None where nothing was run twice."""
+    bands = _run_twice(counts)
+    if bands is None:
         return None
-    said = []
-    for condition in exact.conditions:
-        a, b = exact.accuracy(condition), same.accuracy(condition)
-        apart = np.abs(a - b)
-        means = f"{percent(float(np.nanmean(b)))} % right, {percent(float(np.nanmean(a)))} in fp32"
-        cells = f"a cell differs by {percent(float(np.nanmean(apart)))} points in the mean"
-        said.append(f"{condition} {means}; {cells}, {percent(float(np.nanmax(apart)))} at most")
-    return f"{exact.measured}, the 21 loops around t = n: {'. '.join(said)}."
+    found = {}
+    for condition in bands[0].conditions:
+        exact, near = (band.accuracy(condition) for band in bands)
+        apart = np.abs(exact - near)
+        shares = (np.nanmean(exact), np.nanmean(near), np.nanmean(apart), np.nanmax(apart))
+        found[condition] = Twice(*map(float, shares))
+    return found
+
+
+def agreement(counts: Counts) -> str | None:
+    """The same in words."""
+    bands, found = _run_twice(counts), twice(counts)
+    if bands is None or found is None:
+        return None
+    said = [
+        f"{condition} {percent(each.near)} % right, {percent(each.exact)} in fp32; a cell differs by "
+        f"{percent(each.apart)} points in the mean, {percent(each.most)} at most"
+        for condition, each in found.items()
+    ]
+    return f"{bands[0].measured}, the 21 loops around t = n: {'. '.join(said)}."
 
 
 # ---- heat map --------------------------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Estimate, Line
 from loopscope.studies.parity.counts import FAR, NATIVE, NEAR, REACH, WITH_J, Counts
 from loopscope.studies.parity.lengths import (
@@ -39,7 +41,6 @@ from loopscope.studies.parity.phase import (
     phase_unwrapped,
     project_bands,
 )
-from loopscope.studies.records import Row, Table
 
 FITTED = (41, 490)
 """Lengths of the phase: none of them was used in training, and all their offsets are measured."""
@@ -169,8 +170,10 @@ def _on(line: Line, lengths: Int[np.ndarray, " lengths"]) -> Float[np.ndarray, "
 AT_N, SHIFTED, CHOSEN, BEST = "t = n", "on the line", "best offset of the other half", "best offset"
 """Ways to choose the loop that is read; see `exits`."""
 
+SCORED = "lines and offsets from one half of the strings, scored on the other"
 
-def exits(fit: Band, test: Band) -> dict[str, Row]:
+
+def exits(fit: Band, test: Band, at: At = MappingProxyType({})) -> list[Quantity]:
     """How often each condition is right over the lengths of `test`, when the loop that is read is chosen
 
     - `t = n`: as trained;
@@ -179,8 +182,9 @@ def exits(fit: Band, test: Band) -> dict[str, Row]:
     - `best offset`: the best of the 21 on these strings themselves, which chance flatters.
 
     Line and offsets come from one half of the strings and are scored on the other, in turn.  Offsets on the line are
-    taken modulo the period of four, from -2 to 2.  Rows are named `native, t = n` and so on.  With J come differences
-    J minus native for each way, and what the shift alone gains over J: `native, on the line, minus J, t = n`.
+    taken modulo the period of four, from -2 to 2.  Quantities are `parity.loop` at `condition` and `way`, besides `at`.
+    With J come differences J minus native for each way, and `parity.loop.shift`: what the shift without J gains over J
+    at t = n.
     """
     values: dict[tuple[str, str], Float[np.ndarray, " lengths"]] = {}
     for condition in test.conditions:
@@ -194,13 +198,17 @@ def exits(fit: Band, test: Band) -> dict[str, Row]:
         others = [best_offsets(half) for half in reversed(halves)]
         values[condition, CHOSEN] = np.mean([_at(half, best) for half, best in zip(halves, others, strict=True)], 0)
         values[condition, BEST] = np.nanmax(test.accuracy(condition), 1)
-    named = {f"{condition}, {way}": each for (condition, way), each in values.items()}
     for way in (AT_N, SHIFTED, CHOSEN, BEST):
         if (NATIVE, way) in values and (WITH_J, way) in values:
-            named[f"{GAIN}, {way}"] = values[WITH_J, way] - values[NATIVE, way]
+            values[GAIN, way] = values[WITH_J, way] - values[NATIVE, way]
+    n, rows = test.instances, []
+    for (condition, way), each in values.items():
+        place: At = {**at, "condition": condition, "way": way}
+        rows.append(Quantity("parity.loop", f"{condition}, {way}", mean_over_lengths(each), n, None, place))
     if (NATIVE, SHIFTED) in values and (WITH_J, AT_N) in values:
-        named[f"native, {SHIFTED}, minus J, {AT_N}"] = values[NATIVE, SHIFTED] - values[WITH_J, AT_N]
-    return {name: Row(name, mean_over_lengths(each), test.instances) for name, each in named.items()}
+        label, shift = f"native, {SHIFTED}, minus J, {AT_N}", values[NATIVE, SHIFTED] - values[WITH_J, AT_N]
+        rows.append(Quantity("parity.loop.shift", label, mean_over_lengths(shift), n, None, at))
+    return rows
 
 
 def nearest_loop(line: Line, lengths: Int[np.ndarray, " lengths"]) -> Int[np.ndarray, " lengths"]:
@@ -235,7 +243,7 @@ def tables(counts: Counts, backbone: int | None = None) -> list[Table]:
         if band is not None:
             rows = list(at_exit(counts, first, last, backbone).values())
             note = f"{band.measured}; {RESAMPLED}."
-            found.append(Table(f"Right at t = n, lengths {first}-{last}", rows, note))
+            found.append(Table("parity.exit", f"Right at t = n, lengths {first}-{last}", rows, note))
     first, last = FITTED
     middle = (first + last) // 2
     ranges = ((FITTED, NEAR, FITTED), ((first, middle), NEAR, (middle + 1, last)), (FITTED, FAR, LIMIT))
@@ -243,6 +251,7 @@ def tables(counts: Counts, backbone: int | None = None) -> list[Table]:
         fit, test = measured(counts, *fitted, NEAR), measured(counts, *tested, part)
         if fit is not None and test is not None:
             title = f"Computation or timing? Lengths {tested[0]}-{tested[1]}, lines of {fitted[0]}-{fitted[1]}"
-            note = f"{test.measured}; lines and offsets from one half of the strings, scored on the other; {RESAMPLED}."
-            found.append(Table(title, list(exits(fit, test).values()), note))
+            note = f"{test.measured}; {SCORED}; {RESAMPLED}."
+            at = dict(zip(("first", "last", "fitted_first", "fitted_last"), (*tested, *fitted), strict=True))
+            found.append(Table("parity.loop", title, exits(fit, test, at), note))
     return found

@@ -23,8 +23,9 @@ from loopscope.errors import InputError
 from loopscope.execute.executor import run
 from loopscope.program import F, J, Program
 from loopscope.protocol import LoopedModel, TokenMap
+from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Estimate, Tally, cluster_bootstrap, mean_sd, wilson
-from loopscope.studies.records import Predictions, Row, Table
+from loopscope.studies.records import Predictions
 from loopscope.tasks import relations
 
 LENGTHS = tuple(range(1, 33))
@@ -242,7 +243,7 @@ def by_range(seen: Outcomes, paper: bool = False) -> Table:
     fits = len(seen.steered)
     mean = "one fit" if fits == 1 else f"mean of {fits} fits"
     note = f"Lengths count alike; {mean}; queries resampled.  {seen.size}."
-    return Table("Right answers by range of lengths", rows, note)
+    return Table("chains.range", "Right answers by range of lengths", rows, note)
 
 
 def by_length(seen: Outcomes, paper: bool = False) -> list[Table]:
@@ -250,12 +251,16 @@ def by_length(seen: Outcomes, paper: bool = False) -> list[Table]:
     result = []
     for condition, hits in seen.conditions.items():
         rows = [
-            Row(f"length {length}", _estimate(hits[:, place, None]), hits.shape[-1],
-                _published(condition, [length]) if paper and length in LENGTHS else None)
+            Quantity(
+                "chains.length", f"length {length}", _estimate(hits[:, place, None]), hits.shape[-1],
+                _published(condition, [length]) if paper and length in LENGTHS else None,
+                {"condition": condition, "length": length},
+            )
             for place, length in enumerate(seen.lengths)
         ]  # fmt: skip
         interval = "Wilson intervals" if len(hits) == 1 else f"mean of {len(hits)} fits; queries resampled"
-        result.append(Table(f"Right answers by length, {condition}", rows, f"{interval}.  {seen.size}."))
+        title = f"Right answers by length, {condition}"
+        result.append(Table("chains.length", title, rows, f"{interval}.  {seen.size}."))
     return result
 
 
@@ -264,13 +269,20 @@ def by_fit(seen: Outcomes) -> Table:
     final, rows = seen.conditions[FINAL], []
     for name in _measured(seen):
         hits = final[:, seen.places(RANGES[name])]
-        each = [Row(f"{name}, fit {fit}", _estimate(own[None]), own.numel()) for fit, own in enumerate(hits, 1)]
+        each = [
+            Quantity(
+                "chains.fit", f"{name}, fit {fit}", _estimate(own[None]), own.numel(), None,
+                {"lengths": name, "fit": fit},
+            )
+            for fit, own in enumerate(hits, 1)
+        ]  # fmt: skip
         rows += each
         if len(each) > 1:
             spread = mean_sd([row.estimate.value for row in each]).estimate("fit")
-            rows.append(Row(f"{name}, all fits", spread, hits[0].numel()))
+            at: At = {"lengths": name}
+            rows.append(Quantity("chains.fit.mean", f"{name}, all fits", spread, hits[0].numel(), None, at))
     note = f"Each fit: queries resampled; all fits: mean ± SD over fits.  {seen.size}."
-    return Table("Spread over fits, right answers with the last map", rows, note)
+    return Table("chains.fit", "Spread over fits, right answers with the last map", rows, note)
 
 
 def by_check(seen: Outcomes, last: int = LAST) -> Table:
@@ -283,16 +295,18 @@ def by_check(seen: Outcomes, last: int = LAST) -> Table:
         n = len(seen.places(lengths)) * seen.native.shape[1]
         for fit, shares in enumerate(seen.course(lengths)[:, checks], 1):
             extent = float(shares.mean()), float(shares.min()), float(shares.max())
-            rows.append(Row(f"{name}, fit {fit}", Estimate(*extent, len(checks), "check, lowest to highest", 0), n))
+            spread = Estimate(*extent, len(checks), "check, lowest to highest", 0)
+            at: At = {"lengths": name, "fit": fit}
+            rows.append(Quantity("chains.check", f"{name}, fit {fit}", spread, n, None, at))
     note = (
         f"Mean over the last {len(checks)} checks, no interval but the lowest and the highest of them.  "
         f"The reference study's fit went from 13 to 65 % at length {NOISY} (128 queries, ten checks).  {seen.size}."
     )
-    return Table("Spread over the last checks of the continuation", rows, note)
+    return Table("chains.check", "Spread over the last checks of the continuation", rows, note)
 
 
-def share(seen: Outcomes, name: str, condition: str, *, minus: str | None = None, paper: bool = False) -> Row:
-    """Right answers in a range under a condition, or how many more than under another, on the same queries.
+def share(seen: Outcomes, name: str, condition: str, *, minus: str | None = None, paper: bool = False) -> Quantity:
+    """Right answers in a range under a condition, `chains.range`, or how many more than under another, `.gain`.
 
     InputError where no length of the range was measured, or the condition was not.
     """
@@ -301,21 +315,23 @@ def share(seen: Outcomes, name: str, condition: str, *, minus: str | None = None
         raise InputError(f"{name}, {condition} was not measured; there are {seen.size}, {', '.join(known)}")
     hits = known[condition][:, places]
     other = None if minus is None else known[minus][:, places]
-    title = f"{name}, {condition}" + ("" if minus is None else f" minus {minus}")
-    n = len(places) * seen.native.shape[1]
-    return Row(title, _estimate(hits, other), n, _published(condition, RANGES[name]) if paper else None)
+    id, label = "chains.range", f"{name}, {condition}"
+    if minus is not None:
+        id, label = f"{id}.gain", f"{label} minus {minus}"
+    n, published = len(places) * seen.native.shape[1], _published(condition, RANGES[name]) if paper else None
+    return Quantity(id, label, _estimate(hits, other), n, published, {"lengths": name, "condition": condition})
 
 
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
 
-def claim_inside(predictions: Predictions) -> tuple[Row, Row]:
+def claim_inside(predictions: Predictions) -> tuple[Quantity, Quantity]:
     """Lengths 4-16 without a map (at most 10 %, it says) and with J (at least 95 %), in the mean of the fits."""
     seen = outcomes(predictions)
     return share(seen, INSIDE, NATIVE, paper=True), share(seen, INSIDE, FINAL, paper=True)
 
 
-def claim_beyond(predictions: Predictions) -> tuple[Row, Row, Row]:
+def claim_beyond(predictions: Predictions) -> tuple[Quantity, Quantity, Quantity]:
     """Lengths 17-24 with J, how far they are below 4-16 (above 0, it says), and 25-32 (at most 10 %)."""
     seen = outcomes(predictions)
     near, far = (share(seen, name, FINAL, paper=True) for name in (BEYOND, FAR))
@@ -324,7 +340,8 @@ def claim_beyond(predictions: Predictions) -> tuple[Row, Row, Row]:
     if not inside.numel():
         raise InputError(f"{INSIDE}, {FINAL} was not measured; there are {seen.size}")
     published = _published(FINAL, RANGES[INSIDE]) - _published(FINAL, RANGES[BEYOND])
-    return near, Row(f"{INSIDE} minus {BEYOND}, {FINAL}", _estimate(inside, beyond), near.n, published), far
+    label, fall = f"{INSIDE} minus {BEYOND}, {FINAL}", _estimate(inside, beyond)
+    return near, Quantity("chains.decline", label, fall, near.n, published), far
 
 
 def _estimate(

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from loopscope.quantity import Quantity, Table, every
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import composition, independent
 from loopscope.studies.graph_walk.experiments import EIGHT_CALLS, INDEPENDENT, TWO_CALLS
-from loopscope.studies.records import Record, Row, Table
+from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent
 from loopscope.studies.report.dots import rates
@@ -31,26 +32,27 @@ def composition_section(evidence: Evidence) -> Section | None:
     tables: list[Grid] = []
     more: list[Table] = []
     if main is not None:
-        found = evidence.tables(main)
+        found = {table.id: table for table in evidence.tables(main)}
+        alone = every(found["compose.added"].rows, "compose.first_alone")
         figures.append(
             rates(
                 "two-calls", f"Two calls, {main.facts.name}",
                 "Targets count from u. Diamonds: the paper's backbone. Below: the same targets without the second map.",
-                [found[0], replace(found[1], rows=[row for row in found[1].rows if "asked for" in row.name])],
+                [found["compose.two"], replace(found["compose.added"], rows=alone)],
             )
         )  # fmt: skip
         for where in main.predictions:
-            landed = composition.landings(main.predictions, main.facts, where, paper=True)
+            landed = _landed(every(evidence.quantities(main), "compose.landed", where=where))
             figures.append(_answers(main, landed, where))
             tables.append(_by_node(main, landed, where))
-        more += [table.under(main.facts.name) for table in found]
-    pairs = [composition.spelled(pair) for pair in composition.PAIRS]
+        more += [table.under(main.facts.name) for table in evidence.tables(main)]
+    pairs = {composition.spelled(pair): pair for pair in composition.PAIRS}
     lines = {
-        name: {row.name: row for row in evidence.tables(record)[0].rows if row.name in pairs}
+        name: {label: evidence.one(record, "compose.two", string=pair) for label, pair in pairs.items()}
         for name, record in two.items()
     }
     if lines:
-        tables.append(Grid("Two maps in a row, every backbone", pairs, lines, composition.NOTE))
+        tables.append(Grid("Two maps in a row, every backbone", list(pairs), lines, composition.NOTE))
     text = [
         "A string such as one-two asks for J_one, F, J_two, F. Targets count from u; nothing is reset between calls."
     ]
@@ -83,7 +85,18 @@ NODES = dict(zip(composition.NODES, ("u", "f(u)", "f\u00b2(u)", "f\u00b3(u)", "f
 PUBLISHED = "the paper's backbone"
 
 
-def _answers(record: Record, landed: Mapping[str, Mapping[str, Row]], where: str) -> Figure:
+Landed = Mapping[str, Mapping[str, Quantity]]
+"""How often each string of two calls ends at each node."""
+
+
+def _landed(rows: Iterable[Quantity]) -> Landed:
+    found: dict[str, dict[str, Quantity]] = {}
+    for row in rows:
+        found.setdefault(str(row.at["string"]), {})[str(row.at["answer"])] = row
+    return found
+
+
+def _answers(record: Record, landed: Landed, where: str) -> Figure:
     bars = {
         composition.spelled(string): {node: row.estimate for node, row in rows.items()}
         for string, rows in landed.items()
@@ -94,30 +107,32 @@ def _answers(record: Record, landed: Mapping[str, Mapping[str, Row]], where: str
         "row names the map before the first call and the one before the second."
     )
     said = [
-        f"{composition.spelled(string)} {percent(row.paper)} % {node}"
+        f"{composition.spelled(string)} {percent(row.published)} % {node}"
         for string, rows in landed.items()
         for node, row in rows.items()
-        if row.paper is not None
+        if row.published is not None
     ]
     beside = f" The paper's backbone: {', '.join(said)}." if said else ""
     title = f"Which node is answered after two calls, {record.facts.name}"
     return stacked_answers("two-calls-answers", title, caption + beside, bars, NODES)
 
 
-def _by_node(record: Record, landed: Mapping[str, Mapping[str, Row]], where: str) -> Grid:
+def _by_node(record: Record, landed: Landed, where: str) -> Grid:
     """A line for each string and, below it, what is published of it."""
-    lines: dict[str, Mapping[str, Row]] = {}
+    lines: dict[str, Mapping[str, Quantity]] = {}
     for string, rows in landed.items():
         lines[composition.spelled(string)] = rows
-        known = {node: _published(row, row.paper) for node, row in rows.items() if row.paper is not None}
+        known = {node: _published(row) for node, row in rows.items() if row.published is not None}
         if known:
             lines[f"{composition.spelled(string)}, {PUBLISHED}"] = known
     title = f"Which node is answered after two calls, {record.facts.name} (`{where}`)"
     return Grid(title, composition.NODES, lines, composition.NOTE, head="maps before the calls")
 
 
-def _published(row: Row, value: float) -> Row:
-    return Row(row.name, Estimate(value, math.nan, math.nan, 0, "published", 0), row.n)
+def _published(row: Quantity) -> Quantity:
+    """The published value in the place of ours."""
+    value = math.nan if row.published is None else row.published
+    return replace(row, estimate=Estimate(value, math.nan, math.nan, 0, "published", 0), published=None)
 
 
 # ---- eight calls -----------------------------------------------------------------------------------------------------
@@ -126,9 +141,10 @@ CONTROLS = (composition.WITHOUT, composition.FIRST, composition.NONE, compositio
 
 
 def _by_call(evidence: Evidence, record: Record, where: str) -> Figure:
-    def line(kind: str, condition: str) -> list[Row]:
+    def line(kind: str, condition: str) -> list[Quantity]:
         calls = range(1, 1 + composition.CALLS)
-        return [evidence.row(record, f"Eight calls, {kind} ({where})", f"{condition}, call {call}") for call in calls]
+        at = {"kind": kind, "condition": condition, "where": where}
+        return [evidence.one(record, "compose.long", call=call, **at) for call in calls]
 
     every = {kind: line(kind, composition.EVERY) for kind in ("one", "two", "mixed")}
     lines = [Line(kind, _estimates(rows)) for kind, rows in every.items()]
@@ -140,7 +156,7 @@ def _by_call(evidence: Evidence, record: Record, where: str) -> Figure:
     return lines_by_call(f"eight-calls-{where}", f"Eight calls, {record.facts.name}", caption, lines)
 
 
-def _estimates(rows: Iterable[Row]) -> list[Estimate]:
+def _estimates(rows: Iterable[Quantity]) -> list[Estimate]:
     return [row.estimate for row in rows]
 
 
@@ -178,13 +194,10 @@ def _which(evidence: Evidence, counted: Mapping[str, independent.Counted]) -> st
 
 
 def _on_backbones(counted: Mapping[str, independent.Counted]) -> Figure:
-    names = [f"call {call}" for call in range(1, 1 + composition.CALLS)]
     panels = {
-        f"{name}, {each.n:,} instances": [
-            Line(kind, _estimates(each.rows(kind, names))) for kind in independent.KINDS
-        ]
+        f"{name}, {each.n:,} instances": [Line(kind, _estimates(each.long(kind))) for kind in independent.KINDS]
         for name, each in counted.items()
-    }  # fmt: skip
+    }
     caption = (
         f"The same strings on `{composition.INDEPENDENT}`, each backbone with maps of its own. Mean of the fits; bands "
         "resample graphs."
@@ -194,11 +207,11 @@ def _on_backbones(counted: Mapping[str, independent.Counted]) -> Figure:
 
 def _beside_the_paper(counted: Mapping[str, independent.Counted]) -> Grid:
     """Ours, then the published ones, which are other backbones."""
-    lines: dict[str, Mapping[str, Row]] = {name: independent.headline(each) for name, each in counted.items()}
+    lines: dict[str, Mapping[str, Quantity]] = {name: independent.headline(each) for name, each in counted.items()}
     n = max(each.n for each in counted.values())
     for seed, shares in independent.PAPER.items():
         lines[f"the paper's seed {seed}"] = {
-            column: _published(Row(column, Estimate(share, share, share, 0, "", 0), n), share)
+            column: Quantity("compose.published", column, Estimate(share, math.nan, math.nan, 0, "published", 0), n)
             for column, share in zip(independent.COLUMNS, shares, strict=True)
         }
     note = f"The paper's seeds are other weights: compare the spread, not the lines. {composition.NOTE}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
+from loopscope.quantity import Quantity, Table, every, of_tables
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import ROUNDING, Evidence
 from loopscope.studies.graph_walk import continuation, continuation_curves
 from loopscope.studies.graph_walk.depth_judges import chained
 from loopscope.studies.graph_walk.experiments import CONTINUATION
-from loopscope.studies.records import Record, Row, Table
+from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.relations import chains
 from loopscope.studies.relations.experiments import CHAINS
-from loopscope.studies.report.contents import Figure, Grid, Section, titled
+from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.figures import Line, curves, lines_in_panels
 from loopscope.tasks.populations import population
 
@@ -53,11 +53,11 @@ def continuation_section(evidence: Evidence) -> Section | None:
             text += _above(curve)
         else:
             figures.append(_strict(continuation_curves.strict_curves(found, facts, where)))
-            tables += map(_by_backbone, titled(made, "Continuation: accuracy of J F by backbone"))
-        shown = [*titled(made, "Continuation: accuracy over ranges"), *titled(made, "Continuation: strict")]
-        tables += shown
-        known = {table.title for table in tables}
-        more += [table for table in made if table.title not in known]
+            tables += [_by_backbone(table) for table in made if table.id == "continuation.backbone"]
+        shown = ["continuation.accuracy", "continuation.strict"]
+        tables += [table for each in shown for table in made if table.id == each]
+        shown += ["continuation.backbone"] if where == continuation.WITHHELD else []
+        more += [table for table in made if table.id not in shown]
     how = (
         "Maps stand before every call and were trained to make loop t answer f^t(s) up to t = 16. The walk goes around "
         "the cycle of the start, so an answer that never moves is right now and then: holding f^8(s) is a baseline "
@@ -116,11 +116,11 @@ def _above(found: Sequence[continuation_curves.Curve]) -> list[str]:
 
 
 def _by_backbone(table: Table) -> Grid:
-    """The rows `n8-d8l8-100, all graphs, loops 9-16` as a line for each backbone."""
-    lines: dict[str, dict[str, Row]] = {}
+    """A line for each backbone."""
+    lines: dict[str, dict[str, Quantity]] = {}
     for row in table.rows:
-        name, _, column = row.name.partition(", ")
-        lines.setdefault(name, {})[column] = row
+        column = f"{row.at['group']}, loops {row.at['first']}-{row.at['last']}"
+        lines.setdefault(str(row.at["backbone"]), {})[column] = row
     columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
     return Grid(table.title, columns, lines, table.note)
 
@@ -139,7 +139,7 @@ def chains_section(evidence: Evidence) -> Section | None:
     seen = chains.outcomes(record.predictions)
     tables = chains.tables(record.predictions, paper=True)
     figures = [_by_chain(record, tables), *_checks(seen)]
-    shown = [*titled(tables, "Right answers by range"), *titled(tables, "Spread over")]
+    shown = [table for table in tables if table.id != "chains.length"]
     every = [each for each in evidence.every(CHAINS) if each.facts.name == record.facts.name]
     text = [
         "The backbone learned chains of one to three relations, one loop for each. A map between all loops is trained "
@@ -154,12 +154,12 @@ def chains_section(evidence: Evidence) -> Section | None:
     )  # fmt: skip
 
 
-def _by_chain(record: Record, tables: Iterable[Table]) -> Figure:
+def _by_chain(record: Record, tables: Sequence[Table]) -> Figure:
     lines = []
-    for table in titled(tables, "Right answers by length, "):
-        condition = table.title.removeprefix("Right answers by length, ")
-        at = [float(row.name.removeprefix("length ")) for row in table.rows]
-        lines.append(Line(condition, [row.estimate for row in table.rows], condition == chains.NATIVE, at))
+    for condition in chains.CONDITIONS:
+        if rows := every(of_tables(tables), "chains.length", condition=condition):
+            at = [float(row.at["length"]) for row in rows]
+            lines.append(Line(condition, [row.estimate for row in rows], condition == chains.NATIVE, at))
     caption = (
         "Every length has queries of its own or, where they were cut, the same ones. Mean over fits; bands resample "
         "queries. Grey: lengths that maps were trained on."
@@ -193,7 +193,7 @@ def _by_record(evidence: Evidence, records: Sequence[Record]) -> Grid:
         seen = chains.outcomes(record.predictions)
         origin = "recomputed now" if evidence.is_fresh(record) else "results/"
         fits = f"{len(seen.steered)} fit{'s' * (len(seen.steered) > 1)}"
-        ranges = {row.name: replace(row, paper=None) for row in chains.by_range(seen).rows if "minus" not in row.name}
+        ranges = {row.label: row for row in every(chains.by_range(seen).rows, "chains.range")}
         lines[f"{record.facts.name}, {origin}: {seen.size}, {fits}"] = ranges
     columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
     return Grid("Right answers by range, every record", columns, lines, "Queries are resampled.")

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loopscope.quantity import Quantity, every
 from loopscope.studies.evidence import Evidence, at_least
 from loopscope.studies.graph_walk import lasting
-from loopscope.studies.graph_walk.composition import COPY, EVERY, INDEPENDENT, long_strings
+from loopscope.studies.graph_walk.composition import COPY, INDEPENDENT, long_strings
 from loopscope.studies.graph_walk.experiments import LASTING
 from loopscope.studies.graph_walk.lasting import AIM, KINDS, Counted
 from loopscope.studies.graph_walk.selection import MECHANISM
-from loopscope.studies.records import Record, Row
+from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Listing, Section, percent
 from loopscope.studies.report.figures import Line, lines_in_panels
@@ -60,14 +61,14 @@ class Measured:
         """For how many calls a family keeps control."""
         return lasting.reach(self.counted, family, kind, LEVEL)
 
-    def row(self, family: str, kind: str, call: int) -> Row:
+    def row(self, family: str, kind: str, call: int) -> Quantity:
         """The share right at a call."""
-        title = f"{self.counted.calls} calls, {family} maps, {kind} ("
-        return self.evidence.row(self.record, title, f"{EVERY}, call {call}")
+        at = {"family": family, "kind": kind, "counted": "right"}
+        return self.evidence.one(self.record, "lasting.call", call=call, **at)
 
-    def copy(self, kind: str, call: int) -> Row:
+    def copy(self, kind: str, call: int) -> Quantity:
         """The share for which u itself is right."""
-        return self.evidence.row(self.record, f"{self.counted.calls} calls, {COPY}, {kind} (", f"{COPY}, call {call}")
+        return self.evidence.one(self.record, "lasting.copy", kind=kind, call=call)
 
 
 def measured(evidence: Evidence) -> list[Measured]:
@@ -118,7 +119,7 @@ def aim(found: Sequence[Measured]) -> str:
     return f"{said} Not reached{so_far}; nearest: {_numbers(*nearest, tried[nearest])}."
 
 
-def _numbers(name: str, family: str, rows: Mapping[int, Row]) -> str:
+def _numbers(name: str, family: str, rows: Mapping[int, Quantity]) -> str:
     told = (
         f"{percent(row.estimate.value)} [{percent(row.estimate.low)}, {percent(row.estimate.high)}] % at call {call}"
         for call, row in rows.items()
@@ -240,7 +241,7 @@ def _relative(lengths: Sequence[float]) -> list[float]:
 
 def accuracy(found: Sequence[Measured], kind: str) -> Grid:
     """The share right at the calls of `SHOWN`, a line for each backbone and family, and for copying u."""
-    lines: dict[str, dict[str, Row]] = {}
+    lines: dict[str, dict[str, Quantity]] = {}
     for each in found:
         calls = [call for call in SHOWN if call in each.counted.marks]
         rows = {
@@ -255,12 +256,10 @@ def accuracy(found: Sequence[Measured], kind: str) -> Grid:
 
 def costs(found: Sequence[Measured]) -> list[Grid]:
     """The first call of every family less that of the published maps."""
-    lines: dict[str, dict[str, Row]] = {}
+    lines: dict[str, dict[str, Quantity]] = {}
     for each in found:
-        for table in each.evidence.tables(each.record):
-            for row in table.rows if table.title.startswith("What lasting costs") else ():
-                family, kind, _ = row.name.split(", ")
-                lines.setdefault(f"{each.name}, {family}", {})[TOLD[kind]] = row
+        for row in every(each.evidence.quantities(each.record), "lasting.cost"):
+            lines.setdefault(f"{each.name}, {row.at['family']}", {})[TOLD[str(row.at["kind"])]] = row
     note = "Share right at the first call, less that of the published maps: paired differences; graphs resampled."
     columns = [TOLD[kind] for kind in ("one", "two")]
     return [Grid("What lasting costs at the first call", columns, lines, note)] if lines else []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from loopscope.quantity import At, Table, every
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import crossing, learning, matched, switching
 from loopscope.studies.graph_walk.experiments import CROSSING, MATCHED, SWITCHING
-from loopscope.studies.records import Record, Table, apart
+from loopscope.studies.records import Record, apart
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.dots import rates
@@ -31,9 +32,9 @@ def mechanism_section(evidence: Evidence) -> Section | None:
         shown = {name: record for name, record in crossed.items() if name in evidence.selection.names}
         if shown:
             figures.append(_crossings(evidence, shown))
-        found = {name: _crossing_rows(evidence, name, record) for name, record in crossed.items()}
-        lines = {table.title: {row.name: row for row in table.rows} for table in found.values()}
-        columns = [name for names in SHOWN.values() for name in names]
+        found = [_crossing_rows(evidence, name, record) for name, record in crossed.items()]
+        lines = {table.title: {row.label: row for row in table.rows} for table in found}
+        columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
         note = f"Over the instances that count; {crossing.FITS}"
         tables.append(Grid("Patterns and outputs, every backbone", columns, lines, note))
         for name, record in shown.items():
@@ -52,11 +53,15 @@ def mechanism_section(evidence: Evidence) -> Section | None:
     )  # fmt: skip
 
 
-SHOWN = {
-    "Pattern and output": ("pattern -> E", "pattern -> D", "output -> D", "output -> E"),
-    "Steering": ("unsteered", "steered", "J->0", "0->J"),
-    "Restoration": ("restored, selected", "restored, comparison", "restored, all"),
-}
+SHOWN: Sequence[tuple[str, At]] = (
+    *(
+        ("crossing.patch", {"part": part, "answer": answer})
+        for part, answer in (("pattern", "E"), ("pattern", "D"), ("output", "D"), ("output", "E"))
+    ),
+    *(("crossing.steering", {"run": run}) for run in ("unsteered", "steered", "J->0", "0->J")),
+    *(("crossing.restored", {"heads": heads}) for heads in ("selected", "comparison", "all")),
+)
+"""What is shown of every backbone, by id and coordinates."""
 
 
 def _crossings(evidence: Evidence, records: Mapping[str, Record]) -> Figure:
@@ -69,16 +74,9 @@ def _crossings(evidence: Evidence, records: Mapping[str, Record]) -> Figure:
 
 
 def _crossing_rows(evidence: Evidence, name: str, record: Record) -> Table:
-    rows = [
-        row
-        for title, names in SHOWN.items()
-        for table in evidence.tables(record)
-        if table.title.startswith(title)
-        for row in table.rows
-        if row.name in names
-    ]
+    rows = [evidence.one(record, id, **at) for id, at in SHOWN]
     head = crossing.head_of(record.predictions, record.facts)
-    return Table(f"{name}, head {head}", rows)
+    return Table("crossing.shown", f"{name}, head {head}", rows)
 
 
 def _costly_parts(records: Mapping[str, Record]) -> list[str]:
@@ -94,21 +92,16 @@ def _costly_parts(records: Mapping[str, Record]) -> list[str]:
     return [f"Parts outside ANSWER's row of layer 2 need whole layers again; they were exchanged on {said} graphs."]
 
 
-BETWEEN_MAPS = {"two -> one": "f^2(u)", "one -> two": "f(u)"}
+BETWEEN_MAPS = {("two", "one"): "f^2(u)", ("one", "two"): "f(u)"}
 """Giver and receiver, and the giver's target."""
 
 
 def _parts(evidence: Evidence, name: str, record: Record) -> Figure:
-    panels = {
-        arrow: {
-            part: {
-                place: evidence.row(record, f"Target switching, {arrow}", f"{part}, {place}: {target}").estimate
-                for place in switching.LAYERS
-            }
-            for part in switching.PARTS
-        }
-        for arrow, target in BETWEEN_MAPS.items()
-    }
+    panels: dict[str, dict[str, dict[str, Estimate]]] = {}
+    for (giver, receiver), target in BETWEEN_MAPS.items():
+        panel = panels.setdefault(f"{giver} -> {receiver}", {})
+        for row in every(evidence.quantities(record), "switching.part", giver=giver, receiver=receiver, answer=target):
+            panel.setdefault(str(row.at["part"]), {})[str(row.at["layers"])] = row.estimate
     caption = (
         "The receiver takes one part of the extra call from the run with the other map; how often it then gives the "
         "giver's target. Queries+keys are the pattern, head outputs the attention output, and the entering state is "
@@ -120,10 +113,12 @@ def _parts(evidence: Evidence, name: str, record: Record) -> Figure:
 def _subsets(evidence: Evidence, name: str, record: Record) -> Figure:
     heads = record.facts.heads
     panels: dict[str, dict[tuple[int, ...], Estimate]] = {}
-    for arrow in BETWEEN_MAPS:
-        title = f"Patterns of some heads of layer 2, {arrow}"
-        names = {each: f"heads {' '.join(map(str, each))}: giver's target" for each in switching.subsets(heads)}
-        panels[arrow] = {each: evidence.row(record, title, row).estimate for each, row in names.items()}
+    for giver, receiver in BETWEEN_MAPS:
+        at = {"giver": giver, "receiver": receiver, "target": "giver"}
+        panels[f"{giver} -> {receiver}"] = {
+            each: evidence.one(record, "switching.heads", heads=" ".join(map(str, each)), **at).estimate
+            for each in switching.subsets(heads)
+        }
     caption = "Patterns of these heads of layer 2 are taken from the other run; how often the giver's target comes out."
     return subsets(f"heads-{name}", f"Target switching by subsets of heads, {name}", caption, panels, heads)
 
@@ -132,10 +127,11 @@ def _switch_tables(evidence: Evidence, record: Record) -> list[Table]:
     """Between the two maps: clean runs and the giver's target for every part."""
     found = []
     for table in evidence.tables(record):
-        for arrow, target in BETWEEN_MAPS.items():
-            if table.title.startswith(f"Target switching, {arrow}"):
-                wanted = (f": {target}", "giver's target", "minus clean")
-                found.append(replace(table, rows=[row for row in table.rows if row.name.endswith(wanted)]))
+        first = table.rows[0].at
+        target = BETWEEN_MAPS.get((first["giver"], first["receiver"]))
+        if table.id == "switching.direction" and target is not None:
+            rows = [row for row in table.rows if row.at.get("answer", target) == target and "fit" not in row.at]
+            found.append(replace(table, rows=rows))
     return found
 
 
@@ -168,16 +164,16 @@ def matched_section(evidence: Evidence) -> Section | None:
         "Backbones of a pair share their start and every batch and differ in their loss alone: after loop 8, or after "
         f"every loop. Measured: {len(records)} of {len(COHORTS['matched'].backbones)} backbones."
     ]
-    longer = [table for table in found if table.title == matched.LONGER and table.rows]
+    first, *others = found
+    longer = [table for table in others if table.id == "matched.longer"]
     if longer:
         text.append(
             "The protocol fits every map with 8,000 updates, and where the loss is final-only maps are still learning "
             "then. Some were fitted once more with 32,000."
         )
-    rest = [table for table in found[1:] if table.title != matched.LONGER]
     return Section(
-        MATCHED, "Matched supervision", EXPERIMENTS[MATCHED].question, text, figures, [*found[:1], *longer],
-        decided_by(MATCHED), rest,
+        MATCHED, "Matched supervision", EXPERIMENTS[MATCHED].question, text, figures, [first, *longer],
+        decided_by(MATCHED), [table for table in others if table not in longer],
     )  # fmt: skip
 
 

@@ -39,6 +39,11 @@ def labels(records: Iterable[Record]) -> dict[tuple[str, ...], str]:
     }
 
 
+def labelled(records: Sequence[Record]) -> dict[str, Record]:
+    """Records by the name of their model, of which each has one."""
+    return {label: each for who, label in labels(records).items() for each in records if identity(each) == who}
+
+
 def _apart(mine: tuple[str, ...], alike: Sequence[tuple[str, ...]]) -> str:
     """What tells one from others of its name, as little as is enough."""
     said = ""

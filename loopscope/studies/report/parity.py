@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from loopscope.quantity import At, Quantity, Table, every, of_tables
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence, scale, split
@@ -12,9 +13,9 @@ from loopscope.studies.parity import exact as parity_exact
 from loopscope.studies.parity import lengths as parity_lengths
 from loopscope.studies.parity import timing as parity_timing
 from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
-from loopscope.studies.records import Record, Row, Table
+from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
-from loopscope.studies.report.contents import Figure, Grid, Section, titled
+from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.images import Square, loop_maps
 
@@ -27,15 +28,12 @@ ENLARGED = (54, 60)
 SMOOTH, SMOOTH_FAR = 10, 2
 """Neighbouring lengths whose mean the dark curves show, up to 500 and beyond."""
 
-EXITS = (
-    *(
-        f"{condition}, {way}"
-        for condition in (*parity_counts.CONDITIONS, parity_lengths.GAIN)
-        for way in (parity_timing.AT_N, parity_timing.SHIFTED, parity_timing.CHOSEN)
-    ),
-    f"native, {parity_timing.SHIFTED}, minus J, {parity_timing.AT_N}",
-)
-"""The last is what moving the exit without J gains over J."""
+EXITS: Mapping[str, tuple[str, At]] = {
+    f"{condition}, {way}": ("parity.loop", {"condition": condition, "way": way})
+    for condition in (*parity_counts.CONDITIONS, parity_lengths.GAIN)
+    for way in (parity_timing.AT_N, parity_timing.SHIFTED, parity_timing.CHOSEN)
+} | {f"native, {parity_timing.SHIFTED}, minus J, {parity_timing.AT_N}": ("parity.loop.shift", {})}
+"""Columns, by id and coordinates; the last is what moving the exit without J gains over J."""
 
 
 def parity_section(evidence: Evidence) -> Section | None:
@@ -143,11 +141,13 @@ def _heat(records: Mapping[str, Record]) -> list[Figure]:
 
 
 def _at_n(made: Mapping[str, Sequence[Table]]) -> Grid:
-    lines: dict[str, dict[str, Row]] = {name: {} for name in made}
-    for name, tables in made.items():
-        for table in titled(tables, "Right at t = n, lengths "):
-            lengths = table.title.rpartition(" ")[2]
-            lines[name] |= {f"{lengths}, {row.name}": row for row in table.rows}
+    lines = {
+        name: {
+            f"{row.at['first']}-{row.at['last']}, {row.at['condition']}": row
+            for row in every(of_tables(tables), "parity.exit")
+        }
+        for name, tables in made.items()
+    }
     columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
     note = f"At t = n; {parity_lengths.RESAMPLED}."
     return Grid("Right at t = n by range of lengths", columns, {k: v for k, v in lines.items() if v}, note)
@@ -166,16 +166,17 @@ def _drift(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> Table:
             label = f"{name}, {each.condition}"
             how = "the paper's estimator" if each.estimator == "unwrapped" else "robust"
             drift, mae = (None, None) if each.paper is None else each.paper
+            at: At = {"backbone": name, "condition": each.condition, "estimator": each.estimator}
             rows += [
-                Row(f"{label}: drift, {how}", each.drift, each.drift.n, drift),
-                Row(f"{label}: deviation, {how}", each.mae, each.mae.n, mae),
+                Quantity("parity.drift", f"{label}: drift, {how}", each.drift, each.drift.n, drift, at),
+                Quantity("parity.deviation", f"{label}: deviation, {how}", each.mae, each.mae.n, mae, at),
             ]
     note = (
         "In per cent of a loop: drift for every 100 tokens, deviation as the mean distance from the line. Blocks of "
         "neighbouring lengths are resampled; n counts lengths."
     )
     first, last = parity_timing.FITTED
-    return Table(f"Where right answers lie: drift over lengths {first}-{last}", rows, note)
+    return Table("parity.drift", f"Where right answers lie: drift over lengths {first}-{last}", rows, note)
 
 
 def _nowhere(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
@@ -204,11 +205,11 @@ def _slips(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
 
 def _exits(made: Mapping[str, Sequence[Table]]) -> list[Grid]:
     """What other loops than t = n give, a line for each backbone."""
-    grids: dict[str, dict[str, dict[str, Row]]] = {}
-    notes = {}
+    grids: dict[str, dict[str, dict[str, Quantity]]] = {}
     for name, tables in made.items():
-        for table in titled(tables, "Computation or timing?"):
-            grids.setdefault(table.title, {})[name] = {row.name: row for row in table.rows if row.name in EXITS}
-            said = table.note.partition("; ")[2]
-            notes[table.title] = said[:1].upper() + said[1:]
-    return [Grid(title, EXITS, lines, notes[title]) for title, lines in grids.items()]
+        for table in tables:
+            if table.id == "parity.loop":
+                line = grids.setdefault(table.title, {}).setdefault(name, {})
+                line |= {column: row for column, (id, at) in EXITS.items() for row in every(table.rows, id, **at)}
+    note = f"{parity_timing.SCORED}; {parity_lengths.RESAMPLED}."
+    return [Grid(title, tuple(EXITS), lines, note[:1].upper() + note[1:]) for title, lines in grids.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from loopscope.studies.antonyms.report import antonyms_section
 from loopscope.studies.claims import Verdict
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.graph_walk.experiments import (
@@ -17,8 +18,10 @@ from loopscope.studies.graph_walk.experiments import (
     TARGETS,
     TRAJECTORIES,
 )
+from loopscope.studies.iterations.report import iterations_section
 from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.letters.report import letters_section
 from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
@@ -26,10 +29,8 @@ from loopscope.studies.relations.experiments import CHAINS
 from loopscope.studies.report.composing import ASKED, composition_section
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
 from loopscope.studies.report.extrapolation import chains_section, continuation_section
-from loopscope.studies.report.language import antonyms_section, iterations_section
 from loopscope.studies.report.lasting import lasting_section
 from loopscope.studies.report.ledger import asides, interval
-from loopscope.studies.report.letters import letters_section
 from loopscope.studies.report.mechanism import matched_section, mechanism_section
 from loopscope.studies.report.parity import parity_section
 from loopscope.studies.report.selecting import selecting_section

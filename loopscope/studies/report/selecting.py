@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loopscope.quantity import Quantity, every
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import selecting
 from loopscope.studies.graph_walk.experiments import SELECTING
 from loopscope.studies.graph_walk.selecting import DECIDING, MOST_RANDOM, PREDICATE, TOLD, WHERE, Counted
 from loopscope.studies.graph_walk.selecting_judge import F_PERMUTED, F_TRAINED, difference, native_hops
-from loopscope.studies.records import Record, Row
+from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent
 from loopscope.studies.report.drawing import (
@@ -61,10 +62,11 @@ class Measured:
             return "native walk not measured"
         return f"native {', '.join(map(str, self.native)) or 'none of these'}"
 
-    def rows(self, control: Control, evidence: Evidence) -> dict[int, Row]:
+    def rows(self, control: Control, evidence: Evidence) -> dict[int, Quantity]:
         """The share right by k under a control."""
-        title = selecting.title(control, self.counted.budget)
-        return {k: evidence.row(self.record, title, f"k = {k}") for k in self.counted.hops(control)}
+        at = {"control": control.name, "budget": self.counted.budget}
+        found = every(evidence.quantities(self.record), "selecting.accuracy", **at)
+        return {int(row.at["k"]): row for row in found}
 
 
 def measured(evidence: Evidence, budget: Budget) -> list[Measured]:
@@ -170,7 +172,10 @@ def _figure(budget: Budget, found: Sequence[Measured], evidence: Evidence) -> Fi
 
 
 def by_hops(
-    name: str, title: str, caption: str, panels: Mapping[str, tuple[Mapping[str, Mapping[int, Row]], Sequence[int]]]
+    name: str,
+    title: str,
+    caption: str,
+    panels: Mapping[str, tuple[Mapping[str, Mapping[int, Quantity]], Sequence[int]]],
 ) -> Figure:
     """A panel for each backbone: series by k, and the native k, whose columns are grey."""
     check_some(name, panels)
@@ -216,7 +221,7 @@ def by_hops(
 def grids(budget: Budget, found: Sequence[Measured], evidence: Evidence) -> list[Grid]:
     """The share right by k, a line for each backbone and control."""
     lines = {
-        f"{each.name}, {control.about}": {row.name: row for row in each.rows(control, evidence).values()}
+        f"{each.name}, {control.about}": {f"k = {k}": row for k, row in each.rows(control, evidence).items()}
         for each in found
         for control in (*BLOCKS, *PARTS)
         if each.counted.hops(control)

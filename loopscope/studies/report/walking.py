@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
+from loopscope.quantity import At, Table, every
+from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence, split
 from loopscope.studies.graph_walk import targets, trajectories
+from loopscope.studies.graph_walk.counting import OTHER
 from loopscope.studies.graph_walk.experiments import TARGETS, TRAJECTORIES
-from loopscope.studies.records import Record, Row, Table
+from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent
 from loopscope.studies.report.figures import stacked_answers
 from loopscope.studies.report.heat import Walk, heat_maps, label_heat
 
 # ---- native trajectories ---------------------------------------------------------------------------------------------
+
+ACCURACIES = ("endpoint", "retained")
 
 
 def trajectories_section(evidence: Evidence) -> Section | None:
@@ -32,18 +37,18 @@ def trajectories_section(evidence: Evidence) -> Section | None:
         )
         figures.append(heat_maps(f"native-{recipe}", f"Native walks of {recipe.upper()} backbones", caption, walks))
     lines = {
-        f"{name}: {_steps(record)}": {row.name.partition(",")[0]: row for row in evidence.tables(record)[0].rows}
+        f"{name}: {_steps(record)}": {which: evidence.one(record, f"native.{which}") for which in ACCURACIES}
         for name, record in records.items()
     }
     note = (
         "All 512 rings and ten starts; graphs are resampled. Beside each name: increments of the most-read position to "
         "loops 2, 3, ... up to the budget (- at a tie). Retained: the answer is still right after 16 loops."
     )
-    tables = [Grid("Steps and right answers of native loops", ("endpoint", "retained"), lines, note)]
+    tables = [Grid("Steps and right answers of native loops", ACCURACIES, lines, note)]
     more: list[Table] = []
     if (main := evidence.main(TRAJECTORIES)) is not None:
         figures.append(_labels(main))
-        more = [table.under(main.facts.name) for table in evidence.tables(main)[1:]]
+        more = [table.under(main.facts.name) for table in evidence.tables(main) if table.id != "native.accuracy"]
     text = [
         "Every loop's state at ANSWER is read with the model's own readout. On a ring a node is a position on the "
         "path, so the readouts show a walk. No map, no patch."
@@ -93,24 +98,26 @@ def targets_section(evidence: Evidence) -> Section | None:
     records, main = evidence.of(TARGETS), evidence.main(TARGETS)
     if main is None:
         return None
-    tables = evidence.tables(main)
-    called = {"unsteered": "no map", "one": "J_one", "two": "J_two"}
-    bars = {}
-    for table in tables:
-        condition = table.title.removeprefix("Answers, ").partition(" (")[0]
-        target, _, rest = condition.partition(" ")
-        bars[f"{called[target]} {rest}".strip()] = {row.name: row.estimate for row in table.rows}
-    labels = {"u": "u (stay)", "f(u)": "one hop", "f^2(u)": "two hops", "other": "other"}
+    tables, called = evidence.tables(main), {targets.UNSTEERED: "no map", "one": "J_one", "two": "J_two"}
+    bars: dict[str, dict[str, Estimate]] = {}
+    for each in every(evidence.quantities(main), "targets.answer"):
+        bar = _condition(called[str(each.at["map"])], str(each.at["read"]))
+        bars.setdefault(bar, {})[str(each.at["answer"])] = each.estimate
+    labels = {"u": "u (stay)", "f(u)": "one hop", "f^2(u)": "two hops", OTHER: "other"}
     figure = stacked_answers(
         "targets", f"One more call from h6, {main.facts.name}",
         "Answers of one more call of the same frozen block. Before F: the mapped state is read before the call. Moved: "
         "the mapped state of the next graph in its place.", bars, labels,
     )  # fmt: skip
     lines = {
-        name: {row.name: row for table in evidence.tables(record) for row in _called(table) if row.name in HEADLINE}
+        name: {
+            column: row
+            for column, at in HEADLINE.items()
+            for row in every(evidence.quantities(record), "targets.answer", **at)
+        }
         for name, record in records.items()
     }
-    others = Grid("The target of each map, every backbone", HEADLINE, lines, targets.NOTE)
+    others = Grid("The target of each map, every backbone", list(HEADLINE), lines, targets.NOTE)
     text = ["From one and the same h6, the frozen block runs once more: without a map, after J_one, after J_two."]
     return Section(
         TARGETS, "Target selection", EXPERIMENTS[TARGETS].question, text, [figure], [others], decided_by(TARGETS),
@@ -118,9 +125,20 @@ def targets_section(evidence: Evidence) -> Section | None:
     )  # fmt: skip
 
 
-HEADLINE = ("unsteered: u", "unsteered: f(u)", "one: f(u)", "two: f^2(u)", "one before F: u", "two before F: u")
+def _condition(name: str, read: str) -> str:
+    """What is steered so and read there."""
+    return name if read == targets.AFTER_F else f"{name} {read}"
 
 
-def _called(table: Table) -> list[Row]:
-    condition = table.title.removeprefix("Answers, ").partition(" (")[0]
-    return [replace(row, name=f"{condition}: {row.name}") for row in table.rows]
+HEADLINE: Mapping[str, At] = {
+    f"{_condition(which, read)}: {answer}": {"map": which, "read": read, "answer": answer}
+    for which, read, answer in (
+        (targets.UNSTEERED, targets.AFTER_F, "u"),
+        (targets.UNSTEERED, targets.AFTER_F, "f(u)"),
+        ("one", targets.AFTER_F, "f(u)"),
+        ("two", targets.AFTER_F, "f^2(u)"),
+        ("one", targets.BEFORE_F, "u"),
+        ("two", targets.BEFORE_F, "u"),
+    )
+}
+"""Columns, with their coordinates."""

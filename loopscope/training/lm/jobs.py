@@ -42,7 +42,7 @@ from loopscope.models.passes import PRECISIONS, Boundary
 from loopscope.models.steering import FITTED
 from loopscope.models.text import TOKENIZER, Tokenizer, load_tokenizer
 from loopscope.store.artefacts import IDENTITY, LM_MAP, WEIGHTS_SHA
-from loopscope.store.files import read
+from loopscope.store.files import read, remove_dead_drafts
 from loopscope.store.manifest import MANIFEST, canonical, digest, read_json
 from loopscope.store.store import Store
 from loopscope.tasks.general_text import Pool, Source, built_in, pool
@@ -300,6 +300,7 @@ class _Finetuning(_Tuning):
         check_unchanged(out)
         result = read_json(out / HISTORY)
         if self.group.first:
+            remove_dead_drafts(out.absolute().parent)  # of a run that was killed after its folder was there
             self._note(weights_sha256(out), result)
         return _finished(out, None, result)
 

@@ -210,6 +210,8 @@ class Recipe(Ends, Steering, Depths, Batches, Descent):
         Batches.__post_init__(self)
         Depths.__post_init__(self)
         Ends.__post_init__(self)
+        for name in self.task.settings().keys() & {each.name for each in fields(self)}:
+            raise InputError(f"a setting of {self.task.name} cannot be called {name!r}: every recipe has one")
         self.task.check(self.draw(0, self.levels), chat=self.text == "questions")
         steered = self.trains == "map"
         if self.stepwise and self.deepest > self.loops * (self.pace if steered else 1):
