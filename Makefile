@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 reproduce: setup ## run the experiments on the zoo's weights; the report is report/index.html
 	$(BIN)/loopscope reproduce
 
-test: setup      ## run the tests
+test: setup      ## run the tests but the slow ones
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 lint: setup      ## ruff: style and imports
@@ -45,9 +45,9 @@ $(VENV)/.docs: $(READY)
 wheel: setup     ## dist/*.whl, with a part of the zoo
 	$(BIN)/python -m hatchling build -t wheel
 
-check: lint types test  ## everything CI runs
+check: lint types test  ## style, types and tests
 
-check-slow: setup ## the checks that take minutes
+check-slow: setup ## the slow checks that `make test` leaves out
 	$(BIN)/python -m pytest -q -m slow
 
 check-lowest: $(LOWEST)/.ready ## a few tests with the lowest versions that pyproject.toml allows

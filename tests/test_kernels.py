@@ -40,6 +40,7 @@ from loopscope.training.cohort.layout import Layout, SharedBeginnings  # noqa: E
 from loopscope.training.cohort.ops import Weight  # noqa: E402
 from loopscope.training.cohort.parity import ParityBackbones  # noqa: E402
 from loopscope.training.cohort.stack import Lane, Sink, Stack  # noqa: E402
+from tests.pairs import pairwise  # noqa: E402
 from tests.planted.parity import STEP, backbone  # noqa: E402
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -422,10 +423,12 @@ def test_add_norm_refuses_weights_that_lie_differently() -> None:
 # ---- GELU ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", ["none", "tanh"])
-@pytest.mark.parametrize(("wide", "rows"), [(64, 10), (384, 3), (4, 40)] + [(1024, 35 * 512)] * GPU)
-def test_gelu(wide: int, rows: int, form: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("shape", "form", "dtype"),
+    pairwise([(64, 10), (384, 3), (4, 40)] + [(1024, 35 * 512)] * GPU, ["none", "tanh"], DTYPES),
+)
+def test_gelu(shape: tuple[int, int], form: str, dtype: torch.dtype) -> None:
+    wide, rows = shape
     check("gelu", [numbers(2, rows, wide, dtype=dtype), weight(2, wide), form])
 
 
@@ -497,10 +500,11 @@ def test_attention(tokens: int, heads: int, each: int) -> None:
     check_attention("attention", [numbers(2, 2 * tokens, wide), weight(2, wide), tokens, heads])
 
 
-@pytest.mark.parametrize("dtype", ATTENTION_DTYPES)
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize(("tokens", "heads", "each"), [(5, 1, 16), (3, 2, 4)] + REAL * GPU)
-def test_attention_in_every_dtype(tokens: int, heads: int, each: int, biased: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("shape", "biased", "dtype"), pairwise([(5, 1, 16), (3, 2, 4)] + REAL * GPU, [True, False], ATTENTION_DTYPES)
+)
+def test_attention_in_every_dtype(shape: tuple[int, int, int], biased: bool, dtype: torch.dtype) -> None:
+    tokens, heads, each = shape
     wide = 3 * heads * each
     qkv = numbers(2, 2 * tokens, wide, dtype=dtype)
     check_attention("attention", [qkv, weight(2, wide) if biased else None, tokens, heads])
