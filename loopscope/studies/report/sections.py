@@ -25,7 +25,6 @@ from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.relations.experiments import CHAINS
-from loopscope.studies.selecting.experiments import SELECTING
 from loopscope.studies.report.composing import ASKED, composition_section
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
 from loopscope.studies.report.extrapolation import chains_section, continuation_section
@@ -35,6 +34,7 @@ from loopscope.studies.report.mechanism import matched_section, mechanism_sectio
 from loopscope.studies.report.parity import parity_section
 from loopscope.studies.report.selecting import selecting_section
 from loopscope.studies.report.walking import targets_section, trajectories_section
+from loopscope.studies.selecting.experiments import SELECTING
 
 TITLE = "Shared weights, selected computations: measured again"
 LEAD = (

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from loopscope.quantity import Quantity, every
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.selecting import hops as selecting
-from loopscope.studies.selecting.experiments import SELECTING
-from loopscope.studies.selecting.hops import DECIDING, MOST_RANDOM, PREDICATE, TOLD, WHERE, Counted
-from loopscope.studies.selecting.judges import F_PERMUTED, F_TRAINED, difference, native_hops
 from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent
@@ -28,6 +24,10 @@ from loopscope.studies.report.drawing import (
     heading,
     percent_axis,
 )
+from loopscope.studies.selecting import hops as selecting
+from loopscope.studies.selecting.experiments import SELECTING
+from loopscope.studies.selecting.hops import DECIDING, MOST_RANDOM, PREDICATE, TOLD, WHERE, Counted
+from loopscope.studies.selecting.judges import F_PERMUTED, F_TRAINED, difference, native_hops
 from loopscope.training.cohort.hops import BLOCKS, BUDGETS, HOPS, PARTS, Budget, Control
 
 HOW = (

@@ -14,10 +14,10 @@ import numpy as np
 from loopscope.stats import Estimate, Tally, backbone_bootstrap
 from loopscope.studies.evidence import Evidence, Finding, at_most
 from loopscope.studies.graph_walk.experiments import TRAJECTORIES
-from loopscope.studies.selecting.experiments import SELECTING
-from loopscope.studies.selecting.hops import DECIDING, MOST_RANDOM, SEED, WHERE, Counted, native
 from loopscope.studies.graph_walk.trajectories import walk_of
 from loopscope.studies.records import Record, percent
+from loopscope.studies.selecting.experiments import SELECTING
+from loopscope.studies.selecting.hops import DECIDING, MOST_RANDOM, SEED, WHERE, Counted, native
 from loopscope.training.cohort.hops import BLOCKS, HOPS
 
 F_TRAINED, F_PERMUTED = BLOCKS[0], BLOCKS[1]
