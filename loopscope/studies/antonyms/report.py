@@ -134,3 +134,6 @@ def depth_tables(found: Sequence[tuple[str, str, Record]]) -> list[Grid]:
                 }
         made.append(Grid(f"Right replies by depth, {form}", list(depths), lines, note, "model"))
     return made
+
+
+SECTIONS = {ANTONYMS: antonyms_section}

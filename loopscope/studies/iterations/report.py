@@ -165,3 +165,6 @@ def _baselines(task: str, length: str, counted: Sequence[Tally]) -> dict[str, Qu
         said: bare("iterations.baseline", sum(getattr(each, name) for each in mine) / of, of)
         for name, said in BASELINES.items()
     }
+
+
+SECTIONS = {ITERATIONS: iterations_section}

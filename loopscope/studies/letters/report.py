@@ -194,3 +194,6 @@ def _differences(walkers: Walkers) -> list[Grid]:
             made.setdefault(label, []).extend(found)
     note = "Paired differences in points; pairs are resampled 10,000 times."
     return [side_by_side("Paired differences", LETTERS, made, note=note)] if made else []
+
+
+SECTIONS = {LETTERS: letters_section}

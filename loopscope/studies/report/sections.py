@@ -5,36 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from loopscope.studies.antonyms.report import antonyms_section
+from loopscope.studies import parts
 from loopscope.studies.claims import Verdict
 from loopscope.studies.evidence import Evidence, in_short
-from loopscope.studies.graph_walk.experiments import (
-    CONTINUATION,
-    CROSSING,
-    LASTING,
-    MATCHED,
-    SWITCHING,
-    TARGETS,
-    TRAJECTORIES,
-)
-from loopscope.studies.iterations.report import iterations_section
-from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.letters.report import letters_section
-from loopscope.studies.parity.experiments import PARITY, PARITY_EXACT
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
-from loopscope.studies.relations.experiments import CHAINS
-from loopscope.studies.report.composing import ASKED, composition_section
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
-from loopscope.studies.report.extrapolation import chains_section, continuation_section
-from loopscope.studies.report.lasting import lasting_section
 from loopscope.studies.report.ledger import asides, interval
-from loopscope.studies.report.mechanism import matched_section, mechanism_section
-from loopscope.studies.report.parity import parity_section
-from loopscope.studies.report.selecting import selecting_section
-from loopscope.studies.report.walking import targets_section, trajectories_section
-from loopscope.studies.selecting.experiments import SELECTING
 
 TITLE = "Shared weights, selected computations: measured again"
 LEAD = (
@@ -116,21 +94,12 @@ def _asked(record: Record) -> str:
     return record.experiment if part is None else f"{record.experiment}, {part},"
 
 
-EXPERIMENTS_OF = {"composition": ASKED, "mechanism": (CROSSING, SWITCHING), PARITY: (PARITY, PARITY_EXACT)}
-"""Of sections that put several experiments together."""
-
 SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
-    TRAJECTORIES: trajectories_section,
-    TARGETS: targets_section,
-    "composition": composition_section,
-    "mechanism": mechanism_section,
-    MATCHED: matched_section,
-    LASTING: lasting_section,
-    SELECTING: selecting_section,
-    CONTINUATION: continuation_section,
-    PARITY: parity_section,
-    CHAINS: chains_section,
-    LETTERS: letters_section,
-    ANTONYMS: antonyms_section,
-    ITERATIONS: iterations_section,
+    name: section for part in parts("report") for name, section in part.SECTIONS.items()
 }
+"""The sections of all studies, by their anchors."""
+
+EXPERIMENTS_OF: Mapping[str, Sequence[str]] = {
+    name: asked for part in parts("report") for name, asked in getattr(part, "EXPERIMENTS_OF", {}).items()
+}
+"""Of sections that put several experiments together."""
