@@ -172,11 +172,13 @@ def test_the_papers_protocols_run_as_written(
     tuning_folder(tmp_path / "Ouro-2.6B", "ouro")
     tuning_folder(tmp_path / "Qwen3-8B", "qwen3")
     text = text_files(tmp_path)
+    (tmp_path / "none").mkdir()
     *steps, last = lines[1].splitlines()
     assert last == "loopscope claims --store store"  # which goes through all that there is; judged in other tests
     for line in steps:
         program, *asked = line.split()
-        code, _, err = loopscope(capsys, *asked, *shortened(asked[2], "paper"), *text, "--cases", "2")
+        little = (*shortened(asked[2], "paper"), *text, "--cases", "2", "--results", "none")
+        code, _, err = loopscope(capsys, *asked, *little)
         assert (program, code) == ("loopscope", 0), (line, err)
     measured = {record.experiment for record in records(Store(tmp_path / "store"))}
     assert measured == {"letters", "antonyms", "iterations"}
