@@ -230,7 +230,7 @@ def test_a_gain_is_paired() -> None:
     real = float((more & ~native).double().mean())
     assert gained.estimate.value == pytest.approx(real)
     assert half_width(gained) == pytest.approx(1.96 * math.sqrt(real * (1 - real) / (13 * 1024)), rel=0.1)
-    assert gained.name == "4-16, J minus F only"
+    assert gained.label == "4-16, J minus F only"
 
 
 def test_fits_count_alike_and_their_spread_is_told() -> None:

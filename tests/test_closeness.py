@@ -65,8 +65,8 @@ def test_claims_on_patches_are_decided_at_the_papers_site() -> None:
     assert content.ours == "E 2.0, D 98.8 (4 of 270 heads, loop 8)"
     (everywhere,) = [each for each in content.others if each.backbones == ("smollm2-135m",)]
     assert (everywhere.ours, everywhere.verdict) == ("E 99.2, D 99.6 (4 of 270 heads, loops 2-8)", HOLDS)
-    wrong = {each.row.name: each for each in everywhere.controls}["wrong loop"]
-    assert (wrong.failed, round(wrong.row.estimate.value * 256), wrong.row.paper) == (True, 255, 0.0)
+    wrong = {each.row.label: each for each in everywhere.controls}["wrong loop"]
+    assert (wrong.failed, round(wrong.row.estimate.value * 256), wrong.row.published) == (True, 255, 0.0)
     for name in ("letter.rescue", "letter.damage", "letter.controls", "letter.restore"):
         assert found[name].backbones == ("small-4x256",)
         assert not any("patches in" in each for each in found[name].changed)

@@ -199,7 +199,7 @@ def test_it_says_on_what_it_was_measured_and_how_far_control_reaches(made: Secti
         "mixed strings, fits: published 2, rollout 2, pool 2, strings 2" in made.text[3]
     )
     assert f"`{FIRST}`: published 2/2/2, rollout 12/12/12, pool 64/64/64, strings 8/-/-" in made.text[4]
-    assert made.text[-1] == f"From `results/`: `{LASTING}` on {in_short((FIRST, REACHED))}."
+    assert made.text[-1] == f"From stored records: `{LASTING}` on {in_short((FIRST, REACHED))}."
 
 
 def test_the_tables_of_every_record_are_there_to_be_unfolded(made: Section) -> None:

@@ -47,7 +47,7 @@ ROW = {
 
 
 def test_every_experiment_has_a_study() -> None:
-    assert {measured.study_of(each) for each in EXPERIMENTS} == {"graph_walk", "parity", "relations"}
+    assert {measured.study_of(each) for each in EXPERIMENTS} == {"graph_walk", "parity", "relations", "selecting"}
 
 
 def test_quantities_as_json_and_as_a_table(capsys: pytest.CaptureFixture[str], results: Path) -> None:

@@ -151,7 +151,7 @@ def test_claims_in_sentences(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("claims")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "graph-walk"
+    assert lines[0] == "graph_walk"
     assert {"parity", "relations", "letters", "antonyms", "iterations"} <= set(lines)
     assert (
         "  Holds: J_one selects the one-hop target. Here 50.1 -> 100.0, [100.0, 100.0]; published: 48.2 -> 99.6. "
@@ -300,7 +300,7 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
     found = as_json(run("reproduce", "targets", "--cohort", "mechanism", "--json"))
     by_id = {each["id"]: each for each in found["claims"]}
     assert by_id["target.two"]["records"] == {"measured now": 1, "results": 0}
-    assert by_id["compose.one_one"]["records"] == {"measured now": 0, "results": 1}
+    assert by_id.keys() == {"target.one", "target.two"}  # what was measured is judged
     # The small model's own answers, not the planted ones, and as the store has them.
     (mine,) = records(Store(tmp_path / "store"))
     evidence = Evidence(fresh=[native(MAIN, 0, 1, 3, 4, 6, 7, 8), mine])
