@@ -28,6 +28,7 @@ from loopscope.studies.report.contents import (
 from loopscope.studies.report.dots import rates
 from loopscope.studies.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
 from loopscope.studies.report.heat import Walk, heat_maps, label_heat
+from loopscope.studies.report.task import task_figure
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -177,8 +178,8 @@ def demo_report() -> Report:
             ["Every backbone is read out after each of sixteen loops, on 512 rings and from all ten starts, no map "
              "and no patch: `F16`. A readout is a position on the path, counted from the start.",
              "The dashed line is the trained budget. What happens to its right was never trained."],
-            [figures["heat_maps"], figures["one_map"], figures["label_heat"]],
-            claims=["native.endpoint", "native.hold"],
+            [figures["heat_maps"], figures["label_heat"]],
+            claims=["native.endpoint", "native.hold"], finding="Loops advance by one node or by two: 3 & 2 of 5.",
         ),
         Section(
             "targets", "Target selection", "From one and the same state, does the map decide which node comes next?",
@@ -193,7 +194,7 @@ def demo_report() -> Report:
         Section("limits", "Limits", "", ["Ten nodes, two layers & one task: x < y is not y > x."]),
     ]  # fmt: skip
     lead = [
-        "A looped transformer applies the same block again and again. Can one small affine map between two calls "
+        "A [[looped transformer]] applies the same block again and again. Can one small affine map between two calls "
         "decide what the next call computes, and by which parts of the block is that decision carried out?",
         "Every number on this page was computed from predictions that are stored example by example. The ledger says "
         "which rows were recomputed from weights on this machine and which come from `results/`.",
@@ -203,4 +204,6 @@ def demo_report() -> Report:
         Cost("mechanism", 83.0, "cpu, 2 threads", 61_440, 512_000),
         Cost("page", 4.2),
     ]
-    return Report("Steering looped transformers: ten-node graph walks", lead, sections, rows, costs)
+    opening, terms = [task_figure(), figures["one_map"]], {"F": "the block", "J": "a map on the state"}
+    title = "Steering looped transformers: ten-node graph walks"
+    return Report(title, lead, sections, rows, costs, opening, terms)

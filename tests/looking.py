@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopscope.studies.report.contents import Report
-from loopscope.studies.report.page import write_page
+from loopscope.studies.report.page import PAGES, write_page
 from tests.browser import chromium, installed
 
 if TYPE_CHECKING:
@@ -67,11 +67,18 @@ def look(page: Page, code: str) -> Any:
 
 
 def phone_width(report: Report, folder: Path) -> tuple[int, int]:
-    """How wide a report is with all details open, on a phone, and how wide the phone is."""
+    """How wide the widest page of a report is with all details open, on a phone, and how wide the phone is."""
     program, size = installed(), SIZES["phone"]
     assert program is not None
+    widths = []
     with chromium(program) as browser:
-        for page in opened(browser, write_page(report, folder), size):
-            look(page, "document.querySelectorAll('details').forEach(e => e.open = true)")
-            return look(page, "return document.documentElement.scrollWidth"), size[0]
-    raise AssertionError("no page was opened")
+        for place in every_page(write_page(report, folder)).values():
+            for page in opened(browser, place, size):
+                look(page, "document.querySelectorAll('details').forEach(e => e.open = true)")
+                widths.append(look(page, "return document.documentElement.scrollWidth"))
+    return max(widths), size[0]
+
+
+def every_page(first: Path) -> dict[str, Path]:
+    """All pages of a report by their names, the first one first."""
+    return {each.stem: each for each in (first, *sorted((first.parent / PAGES).iterdir()))}

@@ -26,7 +26,7 @@ from loopscope.studies.report import extrapolation
 from loopscope.studies.report.contents import Grid, Report, Section
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.images import Square, loop_maps
-from loopscope.studies.report.page import alone, write_page
+from loopscope.studies.report.page import alone, pages, write_page
 from loopscope.studies.report.sections import SECTIONS, report_of
 from tests.planted.chains import first
 from tests.planted.chains import planted as chain_counts
@@ -368,7 +368,9 @@ def test_raw_records_make_a_page(report: Report, tmp_path: Path) -> None:
     }  # fmt: skip
     assert len(report.costs) == EVERYTHING
     assert {(cost.forwards, cost.plain) for cost in report.costs} == {(None, None)}
-    reader = Reader(write_page(report, tmp_path).read_text(encoding="utf-8"))
-    ids = [found for _, attributes in reader.elements if (found := attributes.get("id"))]
-    assert len(set(ids)) == len(ids)
-    assert "nan" not in " ".join(cell for table in reader.tables for line in table for cell in line)
+    write_page(report, tmp_path)
+    for place in pages(report):
+        reader = Reader((tmp_path / place).read_text(encoding="utf-8"))
+        ids = [found for _, attributes in reader.elements if (found := attributes.get("id"))]
+        assert len(set(ids)) == len(ids)
+        assert "nan" not in " ".join(cell for table in reader.tables for line in table for cell in line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,12 @@ from loopscope.studies.registry import COHORTS
 from loopscope.studies.report import composing
 from loopscope.studies.report import sections as graph_walks
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Grid, Report, Section
-from loopscope.studies.report.page import html, write_page
+from loopscope.studies.report.page import pages, write_page
 from loopscope.studies.report.sections import report_of
 from loopscope.studies.subject import instances
 from loopscope.tasks.populations import population
 from tests.browser import chromium, installed
-from tests.looking import SIZES, look, opened
+from tests.looking import SIZES, every_page, look, opened
 from tests.planted.composition import planted as composed
 from tests.planted.graph_walk import (
     COST,
@@ -176,8 +177,10 @@ def test_nothing_measured_gives_a_page_without_sections(tmp_path: Path) -> None:
         ("", "", None, "", "", "")
     }
     page = write_page(report, tmp_path / "report")
-    assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["index.html", "pages"]
+    assert [path.name for path in (tmp_path / "report" / "pages").iterdir()] == ["ledger.html"]
     Reader(page.read_text(encoding="utf-8"))
+    Reader((tmp_path / "report" / "pages" / "ledger.html").read_text(encoding="utf-8"))
 
 
 def test_every_section_has_figures_tables_and_claims(report: Report) -> None:
@@ -198,10 +201,14 @@ def test_every_section_has_figures_tables_and_claims(report: Report) -> None:
 def test_figures_show_every_backbone_under_names_of_their_own(report: Report) -> None:
     names = {each.anchor: [figure.name for figure in each.figures] for each in report.sections}
     assert names == {
-        "trajectories": ["native-d8l6", "native-d8l8", "native-labels"],
+        "trajectories": ["native-d8l8", "native-d8l6", "native-labels"],
         "targets": ["targets"],
         "composition": ["two-calls", "two-calls-answers", "eight-calls-independent-3001"],
-        "mechanism": ["crossing", *(f"{kind}-{name}" for name in (MAIN, SECOND) for kind in ("switching", "heads"))],
+        "mechanism": [
+            "crossing",
+            "crossing-others",
+            *(f"{kind}-{name}" for name in (MAIN, SECOND) for kind in ("switching", "heads")),
+        ],
         "matched": ["matched"],
     }
     figures = [figure for each in report.sections for figure in each.figures]
@@ -214,19 +221,30 @@ def test_figures_show_every_backbone_under_names_of_their_own(report: Report) ->
 
 def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report, tmp_path: Path) -> None:
     page = write_page(report, tmp_path)
-    reader = Reader(page.read_text(encoding="utf-8"))
-    ids = [found for _, attributes in reader.elements if (found := attributes.get("id"))]
-    assert len(set(ids)) == len(ids)
-    links = {href for tag, attributes in reader.elements if tag == "a" and (href := attributes["href"])}
-    for link in links:
-        assert link[1:] in ids if link.startswith("#") else (tmp_path / link).is_file(), link
-    assert {f"#claim-{claim.id}" for claim in CLAIMS if claim.experiment not in OTHERS} <= links
-    shown = [table for each in report.sections for table in (*each.tables, *each.more)]
-    assert len(reader.tables) == len(shown) + 2
-    for table, lines in zip(shown, reader.tables, strict=False):
-        names = list(table.lines) if isinstance(table, Grid) else [row.label for row in table.rows]
-        assert [line[0] for line in lines[1:]] == names
-    assert "nan" not in " ".join(cell for table in reader.tables for line in table for cell in line)
+    readers = {place: Reader((tmp_path / place).read_text(encoding="utf-8")) for place in pages(report)}
+    ids = {}
+    for place, reader in readers.items():
+        ids[place] = [found for _, attributes in reader.elements if (found := attributes.get("id"))]
+        assert len(set(ids[place])) == len(ids[place])
+    links = set()
+    for place, reader in readers.items():
+        for href in (attributes["href"] for tag, attributes in reader.elements if tag == "a"):
+            assert href is not None
+            file, _, anchor = href.partition("#")
+            there = ((tmp_path / place).parent / file).resolve() if file else tmp_path / place
+            assert there.is_file(), href
+            assert not anchor or anchor in ids[there.relative_to(tmp_path.resolve()).as_posix()], href
+            links.add(href)
+    assert {f"pages/ledger.html#claim-{claim.id}" for claim in CLAIMS if claim.experiment not in OTHERS} <= links
+    assert len(readers[page.name].tables) == 0
+    for each in report.sections:
+        mine = readers[f"pages/{each.anchor}.html"].tables
+        for table, lines in zip((*each.tables, *each.more), mine, strict=True):
+            names = list(table.lines) if isinstance(table, Grid) else [row.label for row in table.rows]
+            assert [line[0] for line in lines[1:]] == names
+    assert [len(readers[f"pages/{name}.html"].tables) for name in ("ledger", "cost")] == [1, 1]
+    every = [table for reader in readers.values() for table in reader.tables]
+    assert "nan" not in " ".join(cell for table in every for line in table for cell in line)
 
 
 def test_id_and_coordinates_name_one_quantity(evidence: Evidence) -> None:
@@ -241,7 +259,7 @@ def test_id_and_coordinates_name_one_quantity(evidence: Evidence) -> None:
 
 def test_the_order_of_records_does_not_matter() -> None:
     found = [native("d8l8-2", 0, 2, 4, 6, 8), native("d8l8-11", 0, 1, 2, 4, 5, 6, 8), matched(FINAL[0])]
-    assert html(made_of(*found)) == html(made_of(*reversed(found)))
+    assert pages(made_of(*found)) == pages(made_of(*reversed(found)))
 
 
 def test_every_section_is_announced() -> None:
@@ -475,7 +493,8 @@ def test_only_the_main_backbone() -> None:
     assert [figure.name for figure in section(report, "mechanism").figures] == [
         "crossing", f"switching-{MAIN}", f"heads-{MAIN}",
     ]  # fmt: skip
-    Reader(html(report))
+    for text in pages(report).values():
+        Reader(text)
 
 
 def test_only_final_backbones_of_the_matched_ones() -> None:
@@ -486,7 +505,8 @@ def test_only_final_backbones_of_the_matched_ones() -> None:
     rows = rows_of(found.tables, "Matched supervision: target accuracy after one more call, by supervision")
     assert {row.published for row in rows.values()} == {None}
     assert {row.verdict for row in report.ledger} == {NOT_RUN}
-    Reader(html(report))
+    for text in pages(report).values():
+        Reader(text)
 
 
 def test_one_matched_pair_is_drawn() -> None:
@@ -530,8 +550,8 @@ def test_the_page_never_scrolls_sideways(shown: Path) -> None:
     program = installed()
     assert program is not None
     with chromium(program) as browser:
-        for size in SIZES.values():
-            for page in opened(browser, shown, size):
+        for size, place in product(SIZES.values(), every_page(shown).values()):
+            for page in opened(browser, place, size):
                 look(page, "document.querySelectorAll('details').forEach(e => e.open = true)")
                 assert look(page, "return document.documentElement.scrollWidth") <= size[0]
                 outside = look(page, """return [...document.querySelectorAll('main *')].filter(

@@ -21,7 +21,7 @@ from loopscope.studies.graph_walk.lasting import FAMILIES, MARKS, Counted, table
 from loopscope.studies.records import Facts, Predictions, Record, records, save
 from loopscope.studies.report.contents import Listing, Report, Section
 from loopscope.studies.report.lasting import accuracy, aim, checks, limiting, measured
-from loopscope.studies.report.page import write_page
+from loopscope.studies.report.page import pages, write_page
 from loopscope.studies.report.sections import SECTIONS, report_of
 from loopscope.studies.report.traces import Panel, Trace, traces
 from loopscope.tasks.populations import population
@@ -302,10 +302,13 @@ def test_traces_leave_out_what_has_no_logarithm() -> None:
 
 
 def test_the_page_is_well_formed(report: Report, tmp_path: Path) -> None:
-    reader = Reader(write_page(report, tmp_path).read_text(encoding="utf-8"))
-    ids = [found for _, attributes in reader.elements if (found := attributes.get("id"))]
-    assert len(set(ids)) == len(ids)
-    cells = [cell for table in reader.tables for line in table for cell in line]
+    write_page(report, tmp_path)
+    cells = []
+    for place in pages(report):
+        reader = Reader((tmp_path / place).read_text(encoding="utf-8"))
+        ids = [found for _, attributes in reader.elements if (found := attributes.get("id"))]
+        assert len(set(ids)) == len(ids)
+        cells += [cell for table in reader.tables for line in table for cell in line]
     assert f"{FIRST}, rollout" in cells
     assert f"{1.1**64:.3g}" in cells
     assert "nan" not in " ".join(cells)

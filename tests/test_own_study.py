@@ -48,7 +48,7 @@ def test_a_study_is_one_folder_and_one_line(folder: Path) -> None:
     (verdict,) = found["claims"]
     assert (verdict["id"], verdict["verdict"], verdict["n"]) == ("tiny.answers", "holds", 432)
     assert [each["experiment"] for each in found["measured"]] == ["tiny-loops"]
-    pages = "".join(page.read_text(encoding="utf-8") for page in (folder / "report").glob("*.html"))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (folder / "report").rglob("*.html"))
     assert "Right answers of the tiny backbone" in pages
     rows = json.loads(command(folder, "quantities", "tiny_walk", "--store", "store", "--results", "none", "--json"))[
         "quantities"

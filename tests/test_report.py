@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,7 +24,7 @@ from loopscope.studies.report.contents import HOLDS, NOW, Cost, Figure, LedgerRo
 from loopscope.studies.report.dots import rates
 from loopscope.studies.report.figures import Line, components, lines_by_call, paired, stacked_answers, subsets
 from loopscope.studies.report.heat import Walk, heat_maps, label_heat
-from loopscope.studies.report.page import alone, html, write_page
+from loopscope.studies.report.page import alone, html, pages, write_page
 from loopscope.studies.report.tables import duration
 from tests.browser import demo_report, demo_tables, share, walk
 from tests.reading_pages import Reader
@@ -38,6 +40,12 @@ def report() -> Report:
 @pytest.fixture(scope="module")
 def page(report: Report) -> Reader:
     return Reader(html(report))
+
+
+@pytest.fixture(scope="module")
+def every(report: Report) -> dict[str, Reader]:
+    """All pages by their places in the folder."""
+    return {name: Reader(text) for name, text in pages(report).items()}
 
 
 def drawn(figure: Figure) -> ElementTree.Element:
@@ -64,39 +72,86 @@ def widths(figure: Figure, colour: str) -> list[float]:
 # The page
 
 
-def test_ids_are_unique_and_every_reference_has_its_target(page: Reader) -> None:
-    ids = Counter(found for _, attributes in page.elements if (found := attributes.get("id")))
-    assert max(ids.values()) == 1
-    wanted: set[str] = set()
-    for _, attributes in page.elements:
-        wanted |= {value[1:] for key in ("href", "xlink:href") if (value := attributes.get(key) or "").startswith("#")}
-        for key in ("aria-labelledby", "aria-describedby"):
-            wanted |= set((attributes.get(key) or "").split())
-        for value in attributes.values():
-            wanted |= set(re.findall(r"url\(#([^)]+)\)", value or ""))
-    assert len(wanted) > 50
-    assert wanted <= set(ids)
+def test_ids_are_unique_and_every_reference_has_its_target(every: dict[str, Reader]) -> None:
+    count = 0
+    for page in every.values():
+        ids = Counter(found for _, attributes in page.elements if (found := attributes.get("id")))
+        assert max(ids.values()) == 1
+        wanted: set[str] = set()
+        for _, attributes in page.elements:
+            wanted |= {v[1:] for key in ("href", "xlink:href") if (v := attributes.get(key) or "").startswith("#")}
+            for key in ("aria-labelledby", "aria-describedby"):
+                wanted |= set((attributes.get(key) or "").split())
+            for value in attributes.values():
+                wanted |= set(re.findall(r"url\(#([^)]+)\)", value or ""))
+        count += len(wanted)
+        assert wanted <= set(ids)
+    assert count > 100
 
 
-def test_page_needs_nothing_from_outside_and_runs_nothing(page: Reader, report: Report) -> None:
-    tags = {tag for tag, _ in page.elements}
-    assert not tags & {"script", "iframe", "img", "image", "object", "embed"}
-    assert set(re.findall(r"https?://[^\s\"'<>]+", html(report))) == {drawing.SVG}
+def test_links_between_pages_lead_to_what_is_there(every: dict[str, Reader], report: Report) -> None:
+    ids = {name: {attributes.get("id") for _, attributes in page.elements} for name, page in every.items()}
+    drawn = {f"figures/{figure.name}.{kind}" for figure in report.figures for kind in ("svg", "pdf")}
+    linked: set[str] = set()
+    for name, page in every.items():
+        for href in (attributes["href"] or "" for tag, attributes in page.elements if tag == "a"):
+            place, _, anchor = href.partition("#")
+            there = posixpath.normpath(posixpath.join(posixpath.dirname(name), place)) if place else name
+            linked.add(there)
+            assert there in drawn or not anchor or anchor in ids[there], href
+    assert linked == {*drawn, *every}
+
+
+def test_pages_need_nothing_from_outside_and_run_nothing(every: dict[str, Reader], report: Report) -> None:
+    for page in every.values():
+        tags = {tag for tag, _ in page.elements}
+        assert not tags & {"script", "iframe", "img", "image", "object", "embed"}
+        assert not [key for _, attributes in page.elements for key in attributes if key.startswith("on")]
+    found = {each for text in pages(report).values() for each in re.findall(r"https?://[^\s\"'<>]+", text)}
+    assert found == {drawing.SVG}
     assert "@import" not in STYLE
     assert "url(" not in STYLE
-    assert not [key for _, attributes in page.elements for key in attributes if key.startswith("on")]
 
 
-def test_language_headings_and_landmarks(page: Reader) -> None:
-    assert ("html", {"lang": "en"}) in page.elements
-    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
-    assert levels == [1] + [2] * (len(levels) - 1)
-    assert [tag for tag, _ in page.elements if tag in ("nav", "main", "footer")] == ["nav", "main", "footer"]
-    assert page.elements[[tag for tag, _ in page.elements].index("body") + 1][1]["class"] == "skip"
+def test_language_headings_and_landmarks(every: dict[str, Reader]) -> None:
+    for page in every.values():
+        assert ("html", {"lang": "en"}) in page.elements
+        levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+        assert levels == [1] + [2] * (len(levels) - 1)
+        assert [tag for tag, _ in page.elements if tag in ("nav", "main", "footer")] == ["nav", "main", "footer"]
+        assert page.elements[[tag for tag, _ in page.elements].index("body") + 1][1]["class"] == "skip"
 
 
-def test_tables_say_what_was_measured_beside_the_paper(page: Reader) -> None:
-    first = page.tables[0]
+def test_the_first_page_tells_what_was_found_and_the_others_the_rest(every: dict[str, Reader], report: Report) -> None:
+    assert list(every) == [*(f"pages/{each.anchor}.html" for each in report.sections), "pages/ledger.html",
+                           "pages/cost.html", "index.html"]  # fmt: skip
+    first = html(report)
+    for section in report.sections:
+        own = pages(report)[f"pages/{section.anchor}.html"]
+        for text in (first, own):
+            assert escape(section.finding) in text
+        assert escape(section.question or section.title) in first
+        for text in section.text:
+            assert text.split("`")[0].split("&")[0] in own
+    shown = [figure.name for figure in report.opening] + [
+        each.figures[0].name for each in report.sections if each.figures
+    ]
+    assert re.findall(r'<figure id="figure-(.*?)">', first) == shown
+    assert every["index.html"].tables == []
+    for row in report.ledger:
+        assert (f'href="pages/ledger.html#claim-{row.id}"' in first) == any(row.id in s.claims for s in report.sections)
+    assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", first) == list(report.terms.items())
+    assert "A <dfn>looped transformer</dfn> applies" in first
+
+
+def test_the_page_that_is_read_is_marked_in_the_contents(every: dict[str, Reader]) -> None:
+    for name, page in every.items():
+        marked = {attributes["href"] for _, attributes in page.elements if attributes.get("aria-current") == "page"}
+        assert marked == (set() if name == "index.html" else {posixpath.basename(name)})
+
+
+def test_tables_say_what_was_measured_beside_the_paper(every: dict[str, Reader]) -> None:
+    first = every["pages/mechanism.html"].tables[0]
     assert first[0] == ["condition", "ours, %", "paper, %", "n"]
     assert first[1] == ["pattern patch gives E", "81.2 [80.0, 82.4]", "79.9", "3,966"]
     assert first[2] == ["pattern patch gives D", "1.5 [1.1, 1.9]", "", "3,966"]
@@ -104,12 +159,13 @@ def test_tables_say_what_was_measured_beside_the_paper(page: Reader) -> None:
 
 def test_a_table_without_published_numbers_has_no_column_for_them() -> None:
     table = Table("test", "Ours alone", [Quantity("test.share", "a", share(-0.0001, 0.5), 7)])
-    (found,) = Reader(html(Report("T", [], [Section("s", "S", "", tables=[table])]))).tables
+    made = pages(Report("T", [], [Section("s", "S", "", tables=[table])]))
+    (found,) = Reader(made["pages/s.html"]).tables
     assert found == [["condition", "ours, %", "n"], ["a", "0.0 [0.0, 50.0]", "7"]]
 
 
-def test_ledger_has_every_field_of_every_claim(page: Reader, report: Report) -> None:
-    (ledger,) = (table for table in page.tables if "verdict" in table[0])
+def test_ledger_has_every_field_of_every_claim(every: dict[str, Reader], report: Report) -> None:
+    (ledger,) = every["pages/ledger.html"].tables
     for said, row in zip(ledger[1:], report.ledger, strict=True):
         text = "\n".join(said)
         n = "" if row.n is None else f"{row.n:,}"
@@ -120,8 +176,13 @@ def test_ledger_has_every_field_of_every_claim(page: Reader, report: Report) -> 
 
 
 def test_verdicts_are_counted(report: Report) -> None:
-    found = re.findall(r"<li><strong>(\d+)</strong>.*?</b> ([a-z ]+)</span></li>", html(report))
-    assert found == [("4", "claims hold"), ("1", "claim does not hold"), ("1", "claim not run")]
+    found = re.findall(
+        r'<li><a href="pages/ledger.html#([a-z-]+)"><strong>(\d+)</strong>.*?</b> ([a-z ]+)</span></a></li>',
+        html(report),
+    )
+    assert found == [
+        ("holds", "4", "claims hold"), ("does-not-hold", "1", "claim does not hold"), ("not-run", "1", "claim not run"),
+    ]  # fmt: skip
 
 
 def test_a_changed_protocol_is_counted_apart_and_rows_of_ours_are_not() -> None:
@@ -130,16 +191,17 @@ def test_a_changed_protocol_is_counted_apart_and_rows_of_ours_are_not() -> None:
         LedgerRow("b", "3", "c", "1", "holds", protocol="changed", changed=["8 loops"], numerics=["in <fp16>"]),
         LedgerRow("c", "3", "c", "1", "holds", protocol="published", counted=False),
     ]
-    made = html(Report("T", [], [], rows))
-    (tally,) = re.findall(r'<ul class="tally".*?</ul>', made)
+    written = pages(Report("T", [], [], rows))
+    made = written["pages/ledger.html"]
+    (tally,) = re.findall(r'<ul class="tally".*?</ul>', written["index.html"])
     assert re.findall(r"<strong>(\d+)</strong>", tally) == ["1", "0", "0"]
     assert re.findall(r'<span class="side">(.*?)</span>', tally) == ["and 1 at a changed protocol"]
     assert "<summary>changed (1)</summary><ul><li>8 loops</li></ul>" in made
     assert "<li>in &lt;fp16&gt;</li>" in made
 
 
-def test_costs_are_summed_over_what_counts(page: Reader) -> None:
-    *_, last = page.tables[-1]
+def test_costs_are_summed_over_what_counts(every: dict[str, Reader]) -> None:
+    *_, last = every["pages/cost.html"].tables[-1]
     assert last == ["all steps", "1 min 40 s", "75,093", "525,653", "7.0×"]  # noqa: RUF001
 
 
@@ -167,11 +229,13 @@ def test_text_is_text_and_never_markup() -> None:
         [figure],
         [Table("test", evil, [Quantity("test.share", evil, share(0.5), 1)], evil)],
         ["a.b"],
+        finding=evil,
     )
-    text = html(Report(evil, [evil], [section], [row], [Cost(evil, 1.0, evil)]))
-    assert "script" not in {tag for tag, _ in Reader(text).elements}
-    assert text.count("alert(1)") >= 20
-    assert "<code>c &lt; d</code>" in text
+    made = pages(Report(evil, [evil], [section], [row], [Cost(evil, 1.0, evil)], terms={evil: evil}))
+    for text in made.values():
+        assert "script" not in {tag for tag, _ in Reader(text).elements}
+        assert "<code>c &lt; d</code>" in text
+    assert "".join(made.values()).count("alert(1)") >= 40
 
 
 def test_the_smallest_report_is_a_page(tmp_path: Path) -> None:
@@ -211,7 +275,7 @@ def test_colours_stand_out_in_every_theme(theme: dict[str, str]) -> None:
 
 
 def test_all_colours_of_figures_follow_the_theme_and_their_files_do_not(report: Report) -> None:
-    for figure in (figure for section in report.sections for figure in section.figures):
+    for figure in report.figures:
         for svg in (figure.drawings.svg, figure.drawings.narrow):
             assert re.sub(r"var\(--[a-z]+, #[0-9a-f]{6}\)", "", svg).count("#") == len(
                 re.findall(r'href="#|url\(#', svg)
@@ -300,15 +364,17 @@ def test_text_of_figures_is_text(report: Report) -> None:
 
 def test_page_and_figures_are_written_and_written_over(report: Report, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "report"
-    names = [figure.name for section in report.sections for figure in section.figures]
+    names = [figure.name for figure in report.figures]
     for _ in range(2):
         said: list[str] = []
         page = write_page(report, folder, said.append)
         assert said == [*(f"drawing {name}" for name in names), "writing"]
     assert page == folder / "index.html"
-    assert page.read_text(encoding="utf-8") == html(report)
+    for place, text in pages(report).items():
+        assert (folder / place).read_text(encoding="utf-8") == text
     assert {path.name for path in (folder / "figures").iterdir()} == {f"{n}.{k}" for n in names for k in ("svg", "pdf")}
-    assert {path.name for path in folder.iterdir()} == {"index.html", "figures"}
+    assert {path.name for path in folder.iterdir()} == {"index.html", "pages", "figures"}
+    assert {f"pages/{path.name}" for path in (folder / "pages").iterdir()} == {*pages(report)} - {"index.html"}
 
 
 def test_refused_by_the_file_system_nothing_is_left(
@@ -321,7 +387,7 @@ def test_refused_by_the_file_system_nothing_is_left(
     (full / "figures" / f"{report.sections[0].figures[0].name}.svg").unlink()
     (full / "figures" / f"{report.sections[0].figures[0].name}.svg").mkdir()
     refused(StoreError, write_page, report, full)
-    assert sorted(path.name for path in full.iterdir()) == ["figures", "index.html"]
+    assert sorted(path.name for path in full.iterdir()) == ["figures", "index.html", "pages"]
     assert (full / "index.html").read_text(encoding="utf-8") == before
 
 

@@ -1,7 +1,7 @@
 """What a report consists of: sections with figures and tables, the ledger of claims, the cost.
 
 Values only; they are drawn by `figures` and written by `page`.  Text is plain: `&`, `<` and `>` may be written as they
-are, and words between backticks come out as code.
+are, words between backticks come out as code, and a term that is explained there stands between `[[` and `]]`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NOW, STORED, BOTH = "recomputed now", "results/", "recomputed now and results/"
 ORIGINS = (NOW, STORED, BOTH, "")
 """Where a number comes from: weights run just now, predictions stored in `results/`, some of each, or nowhere."""
 
-MAIN, LEDGER, COST = "main", "ledger", "cost"
-"""Anchors that every page has."""
+MAIN, LEDGER, COST, READING, TERMS = "main", "ledger", "cost", "reading", "terms"
+"""Anchors and pages that every report has."""
 
 
 class Drawings(NamedTuple):
@@ -89,7 +89,8 @@ Tabled = Table | Grid | Listing
 class Section:
     """One experiment: its question, what was done in a few paragraphs, what came out, and the claims it decides.
 
-    `more` are tables for the curious, which stand folded up at the end.
+    - `finding` says the result in a sentence; the first page shows it with the first figure and the verdicts.
+    - `more` are tables for the curious, which stand folded up at the end of the section's own page.
     """
 
     anchor: str
@@ -100,13 +101,14 @@ class Section:
     tables: Sequence[Tabled] = ()
     claims: Sequence[str] = ()
     more: Sequence[Tabled] = ()
+    finding: str = ""
 
 
 @dataclass(frozen=True)
 class LedgerRow:
     """A claim of the paper, or a row of ours, and what became of it.
 
-    `where` is the paper's section; `n` counts instances.
+    `where` is the paper's section; `n` counts instances; `short` is the claim without its condition.
     `asides` stand beside the number: failed controls, remarks, what models gave that the verdict does not rest on.
     `protocol` is the label of how it was measured, `changed` what it differs in, `numerics` what changes no label.
     A row that is not `counted` is no claim of the paper.
@@ -129,6 +131,7 @@ class LedgerRow:
     changed: Sequence[str] = ()
     numerics: Sequence[str] = ()
     counted: bool = True
+    short: str = ""
 
     def __post_init__(self) -> None:
         """InputError for a verdict or an origin that does not exist."""
@@ -151,19 +154,29 @@ class Cost:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole page; `lead` is its opening, paragraph by paragraph."""
+    """All pages.  The first opens with the first paragraph of `lead` and the figures of `opening`.
+
+    It ends with the other paragraphs, which say how to read it, and with `terms` and what they mean.
+    """
 
     title: str
     lead: Sequence[str]
     sections: Sequence[Section]
     ledger: Sequence[LedgerRow] = ()
     costs: Sequence[Cost] = ()
+    opening: Sequence[Figure] = ()
+    terms: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Every figure, those of the opening first."""
+        return [*self.opening, *(figure for section in self.sections for figure in section.figures)]
 
     def __post_init__(self) -> None:
         """InputError for names that are used twice or cannot be part of an address, and for unknown claims."""
         known = [row.id for row in self.ledger]
-        _check_names("section", (MAIN, LEDGER, COST, *(section.anchor for section in self.sections)))
-        _check_names("figure", (figure.name for section in self.sections for figure in section.figures))
+        _check_names("section", (MAIN, LEDGER, COST, READING, TERMS, *(section.anchor for section in self.sections)))
+        _check_names("figure", (figure.name for figure in self.figures))
         _check_names("claim", known)
         for section in self.sections:
             for claim in section.claims:

@@ -26,6 +26,8 @@ try:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
     from matplotlib.figure import Figure as MatplotlibFigure
+    from matplotlib.patches import FancyArrowPatch as FancyArrowPatch
+    from matplotlib.patches import FancyBboxPatch as FancyBboxPatch
     from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator, PercentFormatter
 except ModuleNotFoundError as error:
     raise InputError("drawing figures needs matplotlib: pip install 'loopscope[plot]'") from error

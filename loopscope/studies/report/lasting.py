@@ -11,7 +11,7 @@ from loopscope.studies.evidence import Evidence, at_least
 from loopscope.studies.graph_walk import lasting
 from loopscope.studies.graph_walk.composition import COPY, INDEPENDENT, long_strings
 from loopscope.studies.graph_walk.experiments import LASTING
-from loopscope.studies.graph_walk.lasting import AIM, KINDS, Counted
+from loopscope.studies.graph_walk.lasting import AIM, KINDS, PUBLISHED, Counted
 from loopscope.studies.graph_walk.selection import MECHANISM
 from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
@@ -92,10 +92,21 @@ def lasting_section(evidence: Evidence) -> Section | None:
     return Section(
         LASTING, "Control that lasts", EXPERIMENTS[LASTING].question, text, figures,
         [*(accuracy(found, kind) for kind in kinds), *costs(found), first], more=[*others, *more],
+        finding=finding(found[0]),
     )  # fmt: skip
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
+
+
+def finding(each: Measured) -> str:
+    """For how many calls the published maps keep control of one hop, and those that keep it longest."""
+    reach = {family: each.reach(family, "one") for family in each.families("one")}
+    if not reach:
+        return ""
+    best = max(reach, key=lambda family: reach[family])
+    plain = f", where `{PUBLISHED}` maps stay there for {reach[PUBLISHED]}" if PUBLISHED in reach else ""
+    return f"On `{each.name}`, `{best}` maps lead one hop right in {TOLD_LEVEL} for {reach[best]} calls{plain}."
 
 
 def aim(found: Sequence[Measured]) -> str:

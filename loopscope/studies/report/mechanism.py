@@ -30,8 +30,16 @@ def mechanism_section(evidence: Evidence) -> Section | None:
     figures, tables, more = [], [], []
     if crossed:
         shown = {name: record for name, record in crossed.items() if name in evidence.selection.names}
-        if shown:
-            figures.append(_crossings(evidence, shown))
+        first = {name: record for name, record in shown.items() if record is main}
+        rest = {name: record for name, record in shown.items() if record is not main}
+        figures += [
+            _crossings(evidence, these, name, title)
+            for these, name, title in (
+                (first, "crossing", "What patterns and outputs carry"),
+                (rest, "crossing-others", "What patterns and outputs carry in other backbones"),
+            )
+            if these
+        ]
         found = [_crossing_rows(evidence, name, record) for name, record in crossed.items()]
         lines = {table.title: {row.label: row for row in table.rows} for table in found}
         columns = list(dict.fromkeys(column for rows in lines.values() for column in rows))
@@ -64,13 +72,12 @@ SHOWN: Sequence[tuple[str, At]] = (
 """What is shown of every backbone, by id and coordinates."""
 
 
-def _crossings(evidence: Evidence, records: Mapping[str, Record]) -> Figure:
+def _crossings(evidence: Evidence, records: Mapping[str, Record], name: str, title: str) -> Figure:
     caption = (
         "B: the receiver's own target, D: the giver's, E: the giver's place looked up in the receiver's graph. "
         "Diamonds: the paper, where it printed the number for one backbone."
     )
-    panels = [_crossing_rows(evidence, name, record) for name, record in records.items()]
-    return rates("crossing", "What patterns and outputs carry", caption, panels)
+    return rates(name, title, caption, [_crossing_rows(evidence, *each) for each in records.items()])
 
 
 def _crossing_rows(evidence: Evidence, name: str, record: Record) -> Table:

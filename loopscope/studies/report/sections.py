@@ -12,29 +12,55 @@ from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
+from loopscope.studies.report.findings import finding
 from loopscope.studies.report.ledger import asides, interval
+from loopscope.studies.report.task import task_figure
+from loopscope.studies.report.walking import walk_figure
 
 TITLE = "Shared weights, selected computations: measured again"
 LEAD = (
-    "A looped transformer applies the same block F again and again. Does every loop then do the same thing? On graph "
-    "walks it need not: loops advance by one node, by two, or stay. A learned affine map J on the state that enters a "
-    "loop makes the same frozen block take another step, and attention patterns carry that choice. The last "
-    "sections ask how far maps lead that are used again and again, beyond the loops and lengths of their training.",
-    "Everything below was measured on backbones that were trained by this library. Shares are per cent; intervals are "
+    "A [[looped transformer]] applies one block of layers, [[F]], again and again; each time is a [[loop]]. Does every "
+    "loop do the same thing, and can a small learned map [[J]], put before a loop, choose what the same frozen block "
+    "does next?",
+    "The paper says that on graph walks loops advance by one node, by two, or stay; that J makes the block take "
+    "another step, and that attention patterns carry that choice. The later sections ask how far maps lead that are "
+    "used again and again, beyond the loops and lengths of their training.",
+    "Everything here was measured on backbones that were trained by this library. Shares are per cent; intervals are "
     "95 % and resample graphs, unless a row says otherwise; fits of a map are averaged first, then backbones. The "
     "paper's number stands beside ours where it printed one for the same population.",
 )
 
+TERMS = {
+    "F": "the block of transformer layers that is applied in every loop, always with the same weights",
+    "loop, call": "one application of F; the state after loop 6 is h6",
+    "budget": "the number of loops that a backbone was trained with",
+    "J": "an affine map on the state, fitted while F stays frozen; J_one is fitted for one hop, J_two for two",
+    "s, f, u": "the start of a walk, the step along an edge, and the node u that the walk has reached: f(u) is one hop "
+    "on, f^2(u) two",
+    "backbone": "a trained looped model without any map; d8l6-5 was trained on walks of 8 hops with 6 loops, seed 5",
+    "cohort": "backbones of one recipe that differ in their seed alone",
+    "native": "of a backbone without map and without patch",
+    "pattern, output": "where an attention head looks, and what it brings back",
+    "patch": "putting a part of one run, the giver's, into another, the receiver's",
+    "B, D, E": "answers after a patch: the receiver's own, the giver's, and the giver's place looked up in the "
+    "receiver's graph",
+    "protocol": "how a claim was measured: as published, scaled to a smaller model, or changed",
+}
+"""Words of the pages and what they mean."""
+
 
 def report_of(evidence: Evidence, verdicts: Sequence[Verdict], log: Callable[[str], None] = lambda _: None) -> Report:
-    """The whole page.  Sections without records are left out."""
-    made = []
+    """All pages.  Sections without records are left out."""
+    made, by_id = [], {each.claim.id: each for each in verdicts}
     for name, section in SECTIONS.items():
         log(f"working out {name}")
         if (found := section(evidence)) is not None:
-            made.append(replace(found, text=(*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))))
+            text = (*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))
+            made.append(replace(found, text=text, finding=found.finding or finding(name, by_id)))
     lead = (*LEAD, *_who(evidence), *_spoken(evidence))
-    return Report(TITLE, lead, made, [_ledger_row(each) for each in verdicts], _costs(evidence))
+    walk = walk_figure(evidence)
+    opening = [] if walk is None else [task_figure(), walk]
+    return Report(TITLE, lead, made, [_ledger_row(each) for each in verdicts], _costs(evidence), opening, TERMS)
 
 
 def _who(evidence: Evidence) -> list[str]:
@@ -71,7 +97,7 @@ def _ledger_row(verdict: Verdict) -> LedgerRow:
     return LedgerRow(
         claim.id, claim.where, f"{claim.text} (holds if {claim.holds_if})", claim.paper, verdict.verdict, verdict.ours,
         interval(verdict), verdict.n, named, verdict.scale, origin, verdict.command,
-        asides(verdict), verdict.protocol or "", verdict.changed, verdict.numerics, claim.kind == "paper",
+        asides(verdict), verdict.protocol or "", verdict.changed, verdict.numerics, claim.kind == "paper", claim.text,
     )  # fmt: skip
 
 

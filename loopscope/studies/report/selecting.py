@@ -88,9 +88,13 @@ def selecting_section(evidence: Evidence) -> Section | None:
     text += [said for budget, found in by_budget.items() for said in in_words(budget, found)]
     figures = [_figure(budget, found, evidence) for budget, found in by_budget.items()]
     tables = [grid for budget, found in by_budget.items() for grid in grids(budget, found, evidence)]
+    budget, deciding = next(iter(by_budget.items()))
+    finding = _native_beside_others(deciding, HOPS, "all k") or ""
+    if finding and budget == "brief":
+        finding += f" This is by a {TOLD[budget]}, which decides nothing."
     return Section(
         SELECTING, "Does J select, or does it create?", EXPERIMENTS[SELECTING].question, text, figures, tables,
-        decided_by(SELECTING),
+        decided_by(SELECTING), finding=finding,
     )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ MINUTE, HOUR = 60, 3600
 
 
 def words(text: str) -> str:
-    """Plain text as HTML; what is between backticks becomes code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    """Plain text as HTML; what is between backticks becomes code, and between `[[` and `]]` a term explained there."""
+    return re.sub(r"\[\[(.+?)\]\]", r"<dfn>\1</dfn>", re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))
 
 
 def sentence(title: str) -> str:

@@ -20,6 +20,19 @@ from loopscope.studies.report.heat import Walk, heat_maps, label_heat
 # ---- native trajectories ---------------------------------------------------------------------------------------------
 
 ACCURACIES = ("endpoint", "retained")
+COLOURS = (
+    "Colour: how often each position on the path is read out after each loop, over 512 rings and all starts. "
+    "Red dashes: the trained budget. White dots: the only position read most often."
+)
+
+
+def walk_figure(evidence: Evidence) -> Figure | None:
+    """The native walk of the main backbone alone; None where it was not read."""
+    main = evidence.main(TRAJECTORIES)
+    if main is None:
+        return None
+    title = f"How {main.facts.name} walks: the node that each loop answers"
+    return heat_maps("walk", title, COLOURS, [_walk(main.facts.name, main)])
 
 
 def trajectories_section(evidence: Evidence) -> Section | None:
@@ -28,14 +41,10 @@ def trajectories_section(evidence: Evidence) -> Section | None:
     if not records:
         return None
     figures = []
-    for recipe in dict.fromkeys(split(name)[0] for name in records):
+    for recipe in sorted({split(name)[0] for name in records}, reverse=True):
         mine = {name: record for name, record in records.items() if split(name)[0] == recipe}
         walks = [_walk(name, record) for name, record in mine.items()]
-        caption = (
-            "Colour: how often each position on the path is read out after each loop, over 512 rings and all starts. "
-            "Red dashes: the trained budget. White dots: the only position read most often."
-        )
-        figures.append(heat_maps(f"native-{recipe}", f"Native walks of {recipe.upper()} backbones", caption, walks))
+        figures.append(heat_maps(f"native-{recipe}", f"Native walks of {recipe.upper()} backbones", COLOURS, walks))
     lines = {
         f"{name}: {_steps(record)}": {which: evidence.one(record, f"native.{which}") for which in ACCURACIES}
         for name, record in records.items()

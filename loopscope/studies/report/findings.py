@@ -1,0 +1,85 @@
+"""What each section found, in a sentence or two: words are fixed here, and every number comes from a verdict.
+
+Words claim nothing: they say what was counted, so that they stay true whatever the numbers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from loopscope.studies.claims import Verdict
+from loopscope.studies.graph_walk.experiments import CONTINUATION, MATCHED, TARGETS, TRAJECTORIES
+from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
+from loopscope.studies.parity.experiments import PARITY
+from loopscope.studies.relations.experiments import CHAINS
+from loopscope.studies.report.contents import percent
+
+UNDECIDED = "The records that are here do not decide it."
+
+SENTENCES: Mapping[str, Mapping[str, str]] = {
+    TRAJECTORIES: {
+        "native.variety": "By the nodes that most of their loops advance, backbones that were trained alike differ: "
+        "{ours}.",
+        "native.hold": "Looped on to 16, they keep the answer in these shares: {ours}.",
+    },
+    TARGETS: {
+        "target.one": "One more call of the frozen block answers the next node in {share} % after the map J_one.",
+        "target.two": "From the same state, it answers the node after that in {share} % after the map J_two.",
+    },
+    "composition": {
+        "compose.one_one": "J_one before two calls in a row leads two hops in {share} %.",
+        "compose.decay": "Before every call, it is still right at the fourth in {share} %.",
+    },
+    "mechanism": {
+        "pattern.reroutes": "An attention pattern taken from a run on another graph makes the head read the "
+        "receiver's own record at the giver's place (E) in {share} %.",
+        "output.transfers": "A head's output carries over the giver's answer (D) in {share} %.",
+    },
+    MATCHED: {
+        "matched.one": "With J, backbones supervised at the end only and at every loop reach one hop in {ours} %.",
+        "matched.two": "Two hops: {ours}.",
+    },
+    CONTINUATION: {
+        "continue.inside": "In the range of calls that maps were trained through, eight-node walks go on right in "
+        "{share} %.",
+        "continue.beyond": "Beyond it, {share} % are right.",
+    },
+    PARITY: {
+        "parity.gain": "At lengths of 101 to 500, beyond those trained, J adds {share} points on average.",
+        "parity.limit": "Beyond 500, with J and without: {ours}.",
+    },
+    CHAINS: {
+        "kg.inside": "With J, chains of 4 to 16 relations are right in {share} %.",
+        "kg.beyond": "Longer than maps were trained for: {ours}.",
+    },
+    LETTERS: {
+        "letter.steer": "Eight transfers, without J and with it: {ours} right.",
+        "letter.rescue": "With only the steered attention patterns of the chosen heads: {ours}.",
+    },
+    ANTONYMS: {
+        "antonym.native": "Without J: {ours}.",
+        "antonym.steer": "With J at depths 5 to 8, supervised at every loop and at the end only: {ours} % right.",
+    },
+    ITERATIONS: {
+        "iterate.continue": "Iterated on with J and F, requests beyond the trained steps are right in {ours}.",
+        "iterate.strict": "Where starts are new: {ours}.",
+    },
+}
+"""By section, a sentence for each row of the ledger: `share` is the number its verdict rests on, `ours` all it says."""
+
+
+def finding(section: str, verdicts: Mapping[str, Verdict]) -> str:
+    """The sentences of a section whose rows were measured, or that there are none."""
+    said = [
+        sentence.format(share=percent(verdict.estimate.value) if verdict.estimate else "", ours=verdict.ours)
+        for row, sentence in SENTENCES.get(section, {}).items()
+        if _measured(verdict := verdicts[row], needs_share="{share}" in sentence)
+    ]
+    return " ".join(said) or UNDECIDED
+
+
+def _measured(verdict: Verdict, needs_share: bool) -> bool:
+    if needs_share:
+        return verdict.estimate is not None and not math.isnan(verdict.estimate.value)
+    return bool(verdict.ours)
