@@ -306,8 +306,11 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
     evidence = Evidence(fresh=[native(MAIN, 0, 1, 3, 4, 6, 7, 8), mine])
     (verdict,) = (each for each in decide(evidence) if each.claim.id == "target.two")
     assert verdict.ours == by_id["target.two"]["ours"] != "100.0"
-    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
-    assert all(f'id="{anchor}"' in page for anchor in ("trajectories", "targets", "composition", "ledger", "cost"))
+    index = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert all(f'id="{anchor}"' in index for anchor in ("trajectories", "targets", "composition"))
+    pages = [path.read_text(encoding="utf-8") for path in (tmp_path / "report" / "pages").glob("*.html")]
+    assert all(any(f'id="{anchor}"' in page for page in pages) for anchor in ("ledger", "cost"))
+    page = "".join((index, *pages))
     assert "recomputed now" in page
     assert "results/" in page
 
