@@ -21,7 +21,7 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     TRAJECTORIES: {
         "native.variety": "By the nodes that most of their loops advance, backbones that were trained alike differ: "
         "{ours}.",
-        "native.hold": "How many keep the answer when they are looped on to loop 16, in per cent: {ours}.",
+        "native.hold": "Answers that are still right after 16 loops, in per cent: {ours}.",
     },
     TARGETS: {
         "target.one": "h6, the state after six loops, answers some node u. One more call of the frozen block then "
