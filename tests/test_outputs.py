@@ -121,9 +121,10 @@ def test_a_report_replaces_a_report_and_no_other_page(tmp_path: Path, refused: C
     page.write_text("<p>my own page</p>", encoding="utf-8")
     assert "is no report of ours" in refused(InputError, write_page, report, tmp_path / "report")
     assert page.read_text(encoding="utf-8") == "<p>my own page</p>"
-    (tmp_path / "other" / "figures").mkdir(parents=True)
-    (tmp_path / "other" / "figures" / "mine.svg").touch()
-    assert "holds files" in refused(InputError, write_page, report, tmp_path / "other")
+    for inner in ("figures", "pages"):
+        (tmp_path / f"other {inner}" / inner).mkdir(parents=True)
+        (tmp_path / f"other {inner}" / inner / "mine").touch()
+        assert "holds files" in refused(InputError, write_page, report, tmp_path / f"other {inner}")
     (tmp_path / "link").symlink_to("report")
     assert "as a link" in refused(InputError, write_page, report, tmp_path / "link")
     page.unlink()

@@ -21,20 +21,21 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     TRAJECTORIES: {
         "native.variety": "By the nodes that most of their loops advance, backbones that were trained alike differ: "
         "{ours}.",
-        "native.hold": "Looped on to 16, they keep the answer in these shares: {ours}.",
+        "native.hold": "Answers that are still right after 16 loops, in per cent: {ours}.",
     },
     TARGETS: {
-        "target.one": "One more call of the frozen block answers the next node in {share} % after the map J_one.",
-        "target.two": "From the same state, it answers the node after that in {share} % after the map J_two.",
+        "target.one": "h6, the state after six loops, answers some node u. One more call of the frozen block then "
+        "answers the next node, f(u), in {share} % after the map J_one.",
+        "target.two": "After the map J_two it answers the node after that in {share} %.",
     },
     "composition": {
         "compose.one_one": "J_one before two calls in a row leads two hops in {share} %.",
         "compose.decay": "Before every call, it is still right at the fourth in {share} %.",
     },
     "mechanism": {
-        "pattern.reroutes": "An attention pattern taken from a run on another graph makes the head read the "
-        "receiver's own record at the giver's place (E) in {share} %.",
-        "output.transfers": "A head's output carries over the giver's answer (D) in {share} %.",
+        "pattern.reroutes": "A head that is given its attention pattern from a run on another graph looks where that "
+        "run looked and reads its own graph there (answer E) in {share} %.",
+        "output.transfers": "Given its output from that run, it repeats that run's answer (D) in {share} %.",
     },
     MATCHED: {
         "matched.one": "With J, backbones supervised at the end only and at every loop reach one hop in {ours} %.",
@@ -47,11 +48,11 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     },
     PARITY: {
         "parity.gain": "At lengths of 101 to 500, beyond those trained, J adds {share} points on average.",
-        "parity.limit": "Beyond 500, with J and without: {ours}.",
+        "parity.limit": "Beyond 500, without J and with it, per cent right: {ours}.",
     },
     CHAINS: {
         "kg.inside": "With J, chains of 4 to 16 relations are right in {share} %.",
-        "kg.beyond": "Longer than maps were trained for: {ours}.",
+        "kg.beyond": "Longer ones than maps were trained for, per cent right: {ours}.",
     },
     LETTERS: {
         "letter.steer": "Eight transfers, without J and with it: {ours} right.",
@@ -59,11 +60,11 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     },
     ANTONYMS: {
         "antonym.native": "Without J: {ours}.",
-        "antonym.steer": "With J at depths 5 to 8, supervised at every loop and at the end only: {ours} % right.",
+        "antonym.steer": "With J at depths 5 to 8, supervised at the end only and at every loop: {ours} % right.",
     },
     ITERATIONS: {
-        "iterate.continue": "Iterated on with J and F, requests beyond the trained steps are right in {ours}.",
-        "iterate.strict": "Where starts are new: {ours}.",
+        "iterate.continue": "Beyond the trained steps, with J and F in turn, per cent right: {ours}.",
+        "iterate.strict": "The same, where starts are new: {ours}.",
     },
 }
 """By section, a sentence for each row of the ledger: `share` is the number its verdict rests on, `ours` all it says."""

@@ -75,6 +75,7 @@ SHOWN: Sequence[tuple[str, At]] = (
 def _crossings(evidence: Evidence, records: Mapping[str, Record], name: str, title: str) -> Figure:
     caption = (
         "B: the receiver's own target, D: the giver's, E: the giver's place looked up in the receiver's graph. "
+        "J->0: the run without a map takes the pattern of the one with it; 0->J: the reverse. "
         "Diamonds: the paper, where it printed the number for one backbone."
     )
     return rates(name, title, caption, [_crossing_rows(evidence, *each) for each in records.items()])

@@ -117,7 +117,7 @@ def in_words(budget: Budget, found: Sequence[Measured]) -> list[str]:
         told[0] += f" Not decided: {len(missing)} of {len(DECIDING)} backbones are missing."
     for ks, said in ((HOPS, "all k"), (tuple(k for k in HOPS if k), "k other than 0")):
         if (line := _native_beside_others(found, ks, said)) is not None:
-            told.append(line)
+            told.append(line + _most_permuted(found, ks))
     return told
 
 
@@ -135,7 +135,7 @@ def _native_beside_others(found: Sequence[Measured], ks: Sequence[int], said: st
     return (
         f"Over {said}, J before the trained F is right on native hops {percent(gain.value)} points more often than on "
         f"others [{percent(gain.low)}, {percent(gain.high)}] ({gain.n} backbones; they are resampled, and graphs "
-        "within)." + _most_permuted(found, ks)
+        "within)."
     )
 
 

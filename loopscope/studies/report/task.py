@@ -21,7 +21,6 @@ from loopscope.studies.report.drawing import (
 )
 
 NODES, DEPTH = 10, 8
-RADIUS, NODE = 1.0, 0.15
 POWERS = ("s", "f(s)", "f²(s)", "f³(s)", "f⁴(s)", "f⁵(s)", "f⁶(s)", "f⁷(s)", "f⁸(s)", "")
 """What the nodes are called, on from the start."""
 
@@ -57,9 +56,7 @@ def task_figure() -> Figure:
 def _ring(axes: Axes) -> None:
     axes.set(xlim=(-1.75, 1.75), ylim=(-1.38, 1.38), aspect="equal")
     axes.axis("off")
-    places = [
-        (RADIUS * math.sin(math.tau * at / NODES), RADIUS * math.cos(math.tau * at / NODES)) for at in range(NODES)
-    ]
+    places = [(math.sin(math.tau * at / NODES), math.cos(math.tau * at / NODES)) for at in range(NODES)]
     for at, (x, y) in enumerate(places):
         walked = at < DEPTH
         colour = BLUE if at == 0 else ORANGE if at == DEPTH else FAINT
@@ -85,7 +82,7 @@ def _loops(axes: Axes) -> None:
                                  edgecolor=colour, linewidth=1.5)  # fmt: skip
             axes.add_patch(box)
         axes.text(x, 1.0, name, ha="center", va="center", color=colour)
-    axes.text(9.42, 1.0, "f⁸(s)?", ha="center", va="center", color=INK)
+    axes.text(9.42, 1.0, "answer", ha="center", va="center", color=INK)
     ends = [(0.75, 1.6), (2.55, 3.4), (4.35, 5.2), (6.2, 6.9), (7.9, 8.75)]
     for begin, end in ends:
         axes.add_patch(
