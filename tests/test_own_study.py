@@ -50,6 +50,7 @@ def test_a_study_is_one_folder_and_one_line(folder: Path) -> None:
     assert [each["experiment"] for each in found["measured"]] == ["tiny-loops"]
     pages = "".join(page.read_text(encoding="utf-8") for page in (folder / "report").rglob("*.html"))
     assert "Right answers of the tiny backbone" in pages
+    assert re.search(r"the tiny backbone answers after its last loop: \d", pages)  # its finding
     rows = json.loads(command(folder, "quantities", "tiny_walk", "--store", "store", "--results", "none", "--json"))[
         "quantities"
     ]

@@ -6,7 +6,7 @@ Words claim nothing: they say what was counted, so that they stay true whatever 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loopscope.studies.claims import Verdict
 from loopscope.studies.graph_walk.experiments import CONTINUATION, MATCHED, TARGETS, TRAJECTORIES
@@ -70,11 +70,17 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
 """By section, a sentence for each row of the ledger: `share` is the number its verdict rests on, `ours` all it says."""
 
 
-def finding(section: str, verdicts: Mapping[str, Verdict]) -> str:
-    """The sentences of a section whose rows were measured, or that there are none."""
+def finding(section: str, verdicts: Mapping[str, Verdict], claims: Sequence[str] = ()) -> str:
+    """The sentences of a section whose rows were measured, or that there are none.
+
+    A section without sentences here has its claims with what was measured.
+    """
+    if section not in SENTENCES:
+        found = (verdicts[claim] for claim in claims)
+        return " ".join(f"{each.claim.text}: {each.ours}." for each in found if each.ours) or UNDECIDED
     said = [
         sentence.format(share=percent(verdict.estimate.value) if verdict.estimate else "", ours=verdict.ours)
-        for row, sentence in SENTENCES.get(section, {}).items()
+        for row, sentence in SENTENCES[section].items()
         if _measured(verdict := verdicts[row], needs_share="{share}" in sentence)
     ]
     return " ".join(said) or UNDECIDED

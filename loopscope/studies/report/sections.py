@@ -56,7 +56,7 @@ def report_of(evidence: Evidence, verdicts: Sequence[Verdict], log: Callable[[st
         log(f"working out {name}")
         if (found := section(evidence)) is not None:
             text = (*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))
-            made.append(replace(found, text=text, finding=found.finding or finding(name, by_id)))
+            made.append(replace(found, text=text, finding=found.finding or finding(name, by_id, found.claims)))
     lead = (*LEAD, *_who(evidence), *_spoken(evidence))
     walk = walk_figure(evidence)
     opening = [] if walk is None else [task_figure(), walk]
