@@ -22,7 +22,7 @@ from loopscope.studies.graph_walk.continuation_curves import hold
 from loopscope.studies.parity import counts as parity_counts
 from loopscope.studies.records import Record, records, save
 from loopscope.studies.registry import COHORTS
-from loopscope.studies.report import extrapolation
+from loopscope.studies.relations.report import chains_section
 from loopscope.studies.report.contents import Grid, Report, Section
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.images import Square, loop_maps
@@ -358,7 +358,7 @@ def test_insets_enlarge_the_corner_of_maps_that_have_it() -> None:
 def test_nothing_measured_has_no_section() -> None:
     for anchor in ("continuation", "parity", "chains"):
         assert SECTIONS[anchor](Evidence()) is None
-    assert extrapolation.chains_section(Evidence([replace(chain(), facts=walker(EIGHT[0]).facts)])) is None
+    assert chains_section(Evidence([replace(chain(), facts=walker(EIGHT[0]).facts)])) is None
 
 
 def test_raw_records_make_a_page(report: Report, tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import composition, switching
 from loopscope.studies.graph_walk import matched as matching
 from loopscope.studies.graph_walk.experiments import QUICK_PARTS
+from loopscope.studies.graph_walk.report import composing
 from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record, apart
 from loopscope.studies.registry import COHORTS
-from loopscope.studies.report import composing
 from loopscope.studies.report import sections as graph_walks
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Grid, Report, Section
 from loopscope.studies.report.page import pages, write_page

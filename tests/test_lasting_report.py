@@ -18,9 +18,9 @@ from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.graph_walk.composition import INDEPENDENT
 from loopscope.studies.graph_walk.experiments import LASTING, QUICK_LASTING
 from loopscope.studies.graph_walk.lasting import FAMILIES, MARKS, Counted, tables
+from loopscope.studies.graph_walk.report.lasting import accuracy, aim, checks, limiting, measured
 from loopscope.studies.records import Facts, Predictions, Record, records, save
 from loopscope.studies.report.contents import Listing, Report, Section
-from loopscope.studies.report.lasting import accuracy, aim, checks, limiting, measured
 from loopscope.studies.report.page import pages, write_page
 from loopscope.studies.report.sections import SECTIONS, report_of
 from loopscope.studies.report.traces import Panel, Trace, traces

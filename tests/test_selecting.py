@@ -22,7 +22,6 @@ from loopscope.studies.graph_walk.trajectories import Trajectory
 from loopscope.studies.recipes import map_recipe
 from loopscope.studies.records import Facts, Record, load, save
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
-from loopscope.studies.report.selecting import selecting_section
 from loopscope.studies.runner import inputs_of, steps
 from loopscope.studies.selecting import hops as selecting
 from loopscope.studies.selecting.experiments import SELECTING
@@ -37,6 +36,7 @@ from loopscope.studies.selecting.hops import (
     tables,
 )
 from loopscope.studies.selecting.judges import native_hops, select_moving, select_native
+from loopscope.studies.selecting.report import selecting_section
 from loopscope.studies.subject import Subject, load_subject
 from loopscope.tasks.graph_walk import cycle_lengths
 from loopscope.training.cohort.controls import permuted

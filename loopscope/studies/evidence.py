@@ -7,10 +7,10 @@ stored record of the whole, but is a check of it.  Of records of the whole, thos
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from loopscope.quantity import Coordinate, Quantity, Table, of_tables, one
 from loopscope.stats import Estimate, Spread, mean_sd
@@ -22,7 +22,7 @@ from loopscope.studies.language.names import scale_of, subject_of
 from loopscope.studies.language.records import ANY_MAP, LANGUAGE
 from loopscope.studies.lineage import Lineage
 from loopscope.studies.records import Record, percent
-from loopscope.studies.registry import EXPERIMENTS
+from loopscope.studies.registry import COHORTS, EXPERIMENTS
 
 
 @dataclass(frozen=True)
@@ -262,3 +262,13 @@ def mean_of(rows: Sequence[Quantity]) -> Estimate:
     if len(rows) == 1:
         return rows[0].estimate
     return mean_sd(values).estimate("backbone")
+
+
+T = TypeVar("T")
+
+
+def of_cohort(found: Mapping[str, T], cohort: str) -> tuple[dict[str, T], bool]:
+    """What belongs to a cohort, by backbone, and whether that is all of it."""
+    names = COHORTS[cohort].backbones
+    mine = {name: found[name] for name in names if name in found}
+    return mine, len(mine) == len(names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopscope.studies.claim import Claim
-from loopscope.studies.graph_walk import depth_judges, judges
+from loopscope.studies.graph_walk import continuation_judges, judges
 from loopscope.studies.graph_walk.experiments import (
     CONTINUATION,
     CROSSING,
@@ -92,10 +92,10 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "continue.inside", "A", "eight-node continuation inside the map-training range", "97.42 (cycles, loops 9-16)",
-        ">= 90 %", CONTINUATION, depth_judges.continue_inside,
+        ">= 90 %", CONTINUATION, continuation_judges.continue_inside,
     ),
     Claim(
         "continue.beyond", "A", "and beyond it", "35.11 (17-32)", "every backbone lower than inside", CONTINUATION,
-        depth_judges.continue_beyond,
+        continuation_judges.continue_beyond,
     ),
 )  # fmt: skip

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from loopscope.studies.claim import Claim
-from loopscope.studies.graph_walk import depth_judges
+from loopscope.studies.parity import judges
 from loopscope.studies.parity.experiments import PARITY
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "parity.gain", "A", "J improves lengths 101-500", "3 of 3 seeds", "at least 2 of 3", PARITY,
-        depth_judges.parity_gain,
+        judges.parity_gain,
     ),
     Claim(
         "parity.limit", "A", "the gain does not last beyond 500", "47.55 vs 36.40",
-        "J not above native over 505-1000 for the seed with the largest gain", PARITY, depth_judges.parity_limit,
+        "J not above native over 505-1000 for the seed with the largest gain", PARITY, judges.parity_limit,
     ),
 )  # fmt: skip

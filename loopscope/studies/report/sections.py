@@ -8,6 +8,7 @@ from dataclasses import replace
 from loopscope.studies import parts
 from loopscope.studies.claims import Verdict
 from loopscope.studies.evidence import Evidence, in_short
+from loopscope.studies.graph_walk.report.walking import walk_figure
 from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
@@ -15,7 +16,6 @@ from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow
 from loopscope.studies.report.findings import finding
 from loopscope.studies.report.ledger import asides, interval
 from loopscope.studies.report.task import task_figure
-from loopscope.studies.report.walking import walk_figure
 
 TITLE = "Shared weights, selected computations: measured again"
 LEAD = (

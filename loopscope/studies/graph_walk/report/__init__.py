@@ -14,12 +14,12 @@ from loopscope.studies.graph_walk.experiments import (
     TARGETS,
     TRAJECTORIES,
 )
-from loopscope.studies.report.composing import ASKED, composition_section
+from loopscope.studies.graph_walk.report.composing import ASKED, composition_section
+from loopscope.studies.graph_walk.report.continuation import continuation_section
+from loopscope.studies.graph_walk.report.lasting import lasting_section
+from loopscope.studies.graph_walk.report.mechanism import matched_section, mechanism_section
+from loopscope.studies.graph_walk.report.walking import targets_section, trajectories_section
 from loopscope.studies.report.contents import Section
-from loopscope.studies.report.extrapolation import continuation_section
-from loopscope.studies.report.lasting import lasting_section
-from loopscope.studies.report.mechanism import matched_section, mechanism_section
-from loopscope.studies.report.walking import targets_section, trajectories_section
 
 SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
     TRAJECTORIES: trajectories_section,
