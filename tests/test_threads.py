@@ -75,6 +75,9 @@ def test_the_size_of_recipes_and_folders(tmp_path: Path) -> None:
     assert suitable(numbers_of(large.model, large.batch, 8), 4) == 4
     (tmp_path / "model.safetensors").write_bytes(bytes(400))
     assert weights_in(tmp_path) == 100
+    (tmp_path / "other.safetensors").symlink_to("nowhere")
+    (tmp_path / "third.safetensors").symlink_to("third.safetensors")
+    assert weights_in(tmp_path) == 100  # whoever loads them refuses them
     assert weights_in(tmp_path / "none") == 0
 
 
