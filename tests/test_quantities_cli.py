@@ -78,7 +78,8 @@ def test_quantities_as_csv(capsys: pytest.CaptureFixture[str], results: Path, tm
 
 
 def test_quantities_as_parquet(capsys: pytest.CaptureFixture[str], results: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import parquet
+
     asked = ("quantities", "--results", "results", "--out", "x.parquet")
     assert loopscope(capsys, *asked) == (0, "x.parquet: 2 quantities\n", "")
     first, second = parquet.read_table(tmp_path / "x.parquet").to_pylist()

@@ -99,3 +99,8 @@ class Experiment:
             return cohort.every
         first = chosen.first(self.backbones, cohort.every)
         return [name for name in cohort.every if name in first]
+
+
+def everywhere(role: Role, profile: Profile) -> list[dict[str, Any]]:
+    """Settings of an experiment that is done alike on every backbone, in every profile: one record, all defaults."""
+    return [{}]

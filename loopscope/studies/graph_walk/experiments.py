@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loopscope.quantity import Table
-from loopscope.studies.experiment import Cohort, Experiment, Profile
+from loopscope.studies.experiment import Cohort, Experiment, Profile, everywhere
 from loopscope.studies.graph_walk import (
     composition,
     continuation,
@@ -86,10 +86,6 @@ QUICK_PARTS = 8
 def _trajectories(role: Role, profile: Profile) -> list[dict[str, Any]]:
     layered = 256 if profile == "paper" else 64 if role == "main" else 0
     return [{"layered": layered}]
-
-
-def _everywhere(role: Role, profile: Profile) -> list[dict[str, Any]]:
-    return [{}]
 
 
 def _mechanism_only(role: Role, profile: Profile) -> list[dict[str, Any]]:
@@ -192,7 +188,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         MATCHED, "Does supervision decide what the same map can reach?", ("matched", "matched-long"),
-        matched.measure, _everywhere, None, together=_matched_together, notes=learning.notes,
+        matched.measure, everywhere, None, together=_matched_together, notes=learning.notes,
         layout=layouts.of_matched,
     ),
     Experiment(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from loopscope.bounds import shown
-from loopscope.studies.experiment import Experiment, Profile
-from loopscope.studies.graph_walk.selection import Role
+from loopscope.studies.experiment import Experiment, everywhere
 from loopscope.studies.records import Record
 from loopscope.studies.schema import Kept, Layout, MisfitError, graphs_of, only, word
 from loopscope.studies.selecting import hops as selecting
@@ -36,13 +33,9 @@ def layout(record: Record) -> Layout:
     return kept
 
 
-def _everywhere(role: Role, profile: Profile) -> list[dict[str, Any]]:
-    return [{}]
-
-
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         SELECTING, "Does J select what the backbone has learned, or does it create?", ("mechanism", "walkers"),
-        selecting.measure, _everywhere, selecting.TARGETS, selecting.tables, raw=True, apart=True, layout=layout,
+        selecting.measure, everywhere, selecting.TARGETS, selecting.tables, raw=True, apart=True, layout=layout,
     ),
 )  # fmt: skip
