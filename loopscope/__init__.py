@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from loopscope.store import Store as Store
     from loopscope.store import load_backbone as load_backbone
     from loopscope.store import load_fit as load_fit
+    from loopscope.table import Table as Table
+    from loopscope.training import fit_map as fit_map
+    from loopscope.view.notebook import view as view
 
 __all__, __getattr__ = exports(
     __name__,
@@ -52,5 +55,8 @@ __all__, __getattr__ = exports(
         "model": ("LoopedTransformer", "ModelConfig", "graph_walk_config", "parity_config", "relations_config"),
         "program": ("F", "Given", "J", "Program", "Run", "h"),
         "store": ("Store", "load_backbone", "load_fit"),
+        "table": ("Table",),
+        "training": ("fit_map",),
     },
+    rooms=("view",),
 )

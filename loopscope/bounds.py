@@ -52,6 +52,9 @@ MOST_TEXT = 2_000_000
 SHOWN = 200
 """Characters of what somebody wrote that stand in an error line."""
 
+LINE = 150
+"""Characters of what a value says of itself when it is printed."""
+
 
 def whole(name: str, value: object, low: int, high: int) -> int:
     """A whole number from `low` to `high`; InputError for anything else, JSON's true among it."""
@@ -61,6 +64,13 @@ def whole(name: str, value: object, low: int, high: int) -> int:
         most, near = ("least", low) if value < low else ("most", high)
         raise InputError(f"{name} must be at {most} {near}, not {shown(value)} (nearest: {near})")
     return value
+
+
+def taken(count: int, there: int, what: str, least: int = 1) -> int:
+    """So many of those that there are; InputError for more, or for fewer than `least`."""
+    if not least <= count <= there:
+        raise InputError(f"cannot take {count} of {there} {what} (nearest: {min(max(count, least), there)})")
+    return count
 
 
 def real(name: str, value: object, low: float, high: float) -> float:
@@ -90,3 +100,9 @@ def shown(value: object) -> str:
 def cut(text: str) -> str:
     """A text as it stands in an error line."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def line(text: str, most: int = LINE) -> str:
+    """A text on one line, as it stands in what prints a value: no line breaks, and cut where it is long."""
+    one = " ".join(text.split())
+    return one if len(one) <= most else f"{one[: most - 3]}..."

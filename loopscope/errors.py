@@ -18,6 +18,10 @@ class InputError(LoopscopeError, ValueError):
     exit_code = 2
 
 
+class BusyError(InputError):
+    """Another process is at work on what was asked for.  Nothing was written; later the same call may succeed."""
+
+
 class DamagedError(LoopscopeError):
     """A file on disk is not what its manifest promises.  The message names file, expectation and finding."""
 

@@ -8,6 +8,8 @@ with itself is finite, it was not lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,12 +24,16 @@ def has_bad(tensor: Tensor) -> bool:
     return not bool(torch.isfinite(tensor).all())
 
 
+def _wide(tensor: Tensor) -> torch.dtype | None:
+    return torch.float32 if tensor.dtype in HALVES else None
+
+
 class Watch:
     """Looks at tensors during a run and asks once, at its end, whether all of them were finite."""
 
     def __init__(self) -> None:
         self._places: list[tuple[object, ...]] = []
-        self._norms: list[Float[Tensor, ""]] = []
+        self._norms: list[Float[Tensor, " n"]] = []
 
     def see(self, tensor: Tensor, *place: object) -> None:
         """Look at a tensor; the words of `place` say where it stands.
@@ -36,9 +42,13 @@ class Watch:
         norm would divide by infinity and go on with zeros.  Norms of half precision are formed in fp32, which holds
         those of large tensors.
         """
-        kind = torch.float32 if tensor.dtype in HALVES else None
         self._places.append(place)
-        self._norms.append(torch.linalg.vector_norm(tensor.detach(), dtype=kind))
+        self._norms.append(torch.linalg.vector_norm(tensor.detach(), dtype=_wide(tensor))[None])
+
+    def see_each(self, tensors: Float[Tensor, "several ..."], places: Sequence[tuple[object, ...]]) -> None:
+        """Look at several tensors, each with its place, as `see` does at one."""
+        self._places.extend(places)
+        self._norms.append(torch.linalg.vector_norm(tensors.detach().flatten(1), dim=1, dtype=_wide(tensors)))
 
     def scores(self, q: Float[Tensor, "*B R k"], k: Float[Tensor, "*B R k"], *place: object) -> None:
         """Look at the score of every row with itself."""
@@ -49,7 +59,7 @@ class Watch:
         if not self._norms:
             return
         kind = torch.float64 if any(each.dtype == torch.float64 for each in self._norms) else torch.float32
-        fine = torch.stack([each.to(kind) for each in self._norms]).isfinite().tolist()
+        fine = torch.cat([each.to(kind) for each in self._norms]).isfinite().tolist()
         if all(fine):
             return
         place, name = " ".join(map(str, self._places[fine.index(False)])), str(dtype).removeprefix("torch.")

@@ -39,8 +39,13 @@ PEFT_TYPE, FORMAT = "LOOPSCOPE_AFFINE", 2
 SUMS, DIGEST = "sha256", "digest"
 """In a config since format 2: the SHA-256 of files by name, and the digest of the config without this entry."""
 
+BASE = ("base_model_name_or_path", "revision")
+"""In a config, for other programs: the model that the map is of.  No part of what the map is known by."""
+
 Files = Mapping[str, bytes]
 NONE: Files = MappingProxyType({})
+NO_BASE: Mapping[str, str | None] = MappingProxyType({})
+CARD = "README.md"
 
 
 class AffineMap(nn.Module, ABC):
@@ -62,6 +67,10 @@ class AffineMap(nn.Module, ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Constructor arguments, JSON-able."""
+
+    def __repr__(self) -> str:
+        rank = f", rank {self.rank}" if isinstance(self, _LowRank) else ""
+        return f"{type(self).__name__}({self.width}{rank}: {sum(p.numel() for p in self.parameters()):,} numbers)"
 
     def merge(self) -> Dense:
         """The same map as one dense matrix and bias."""
@@ -178,13 +187,19 @@ def make_map(family: str, **settings: Any) -> AffineMap:
     return FAMILIES[family](**settings)
 
 
-def save_map(steering_map: AffineMap, folder: str | Path, beside: Files = NONE) -> None:
+def save_map(
+    steering_map: AffineMap, folder: str | Path, beside: Files = NONE, *, base: Mapping[str, str | None] = NO_BASE,
+    card: str | None = None,
+) -> None:  # fmt: skip
     """Write a map, and files `beside` it, as a new folder, complete or not at all.
 
-    Refuses a map with NaN, and a folder that exists.
+    `base` are the entries of `BASE` that the config has; `card` is a text for people, README.md, which may be changed
+    afterwards.  Refuses a map with NaN, and a folder that exists.
     """
     folder = Path(folder)
-    files = map_files(steering_map, beside)
+    files = map_files(steering_map, beside, base)
+    if card is not None:
+        files[CARD] = card.encode()
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists already; a saved map is never overwritten")
     if not folder.parent.is_dir():
@@ -194,13 +209,16 @@ def save_map(steering_map: AffineMap, folder: str | Path, beside: Files = NONE) 
             write_synced(draft / name, data)
 
 
-def map_files(steering_map: AffineMap, beside: Files = NONE) -> dict[str, bytes]:
+def map_files(
+    steering_map: AffineMap, beside: Files = NONE, base: Mapping[str, str | None] = NO_BASE
+) -> dict[str, bytes]:
     """The files of a saved map by name, `beside` among them; InputError for a map with NaN or infinity.
 
     The config has the SHA-256 of all others, so that files beside a map are checked with it.
     """
     files = {WEIGHTS_FILE: _weights(steering_map), **beside}
-    config = _described(steering_map, FORMAT) | {SUMS: {name: _sha256(data) for name, data in files.items()}}
+    sums = {name: _sha256(data) for name, data in files.items()}
+    config = {**base, **_described(steering_map, FORMAT), SUMS: sums}
     return {**files, CONFIG_FILE: _as_text({**config, DIGEST: digest(config)})}
 
 
@@ -219,7 +237,7 @@ def saved_map_key(config: bytes, weights: str) -> str:
         raise ValueError("no JSON object")
     if settings.get("format") == 1:
         return _key(config, weights)
-    described = {name: value for name, value in settings.items() if name not in (SUMS, DIGEST)}
+    described = {name: value for name, value in settings.items() if name not in (SUMS, DIGEST, *BASE)}
     return _key(_as_text({**described, "format": 1}), weights)
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from loopscope import bounds
 from loopscope.bounds import whole
 from loopscope.errors import InputError, nearest
+from loopscope.protocol import in_a_line
 
 _MOST = {
     "vocabulary": bounds.VOCABULARY, "classes": bounds.VOCABULARY, "loops": bounds.LOOPS, "layers": bounds.LAYERS,
@@ -122,10 +123,19 @@ def relations_config() -> ModelConfig:
 
 
 def attention_pattern(
-    q: Float[Tensor, "*B H R k"], k: Float[Tensor, "*B H S k"], scale: float, visible: Bool[Tensor, "R S"] | None
+    q: Float[Tensor, "*B H R k"],
+    k: Float[Tensor, "*B H S k"],
+    scale: float,
+    visible: Bool[Tensor, "*M R S"] | None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "*B H R S"]:
-    """alpha = softmax(scale * q k'), with invisible keys at exactly zero.  `visible=None`: every key may be seen."""
+    """alpha = softmax(scale * q k'), with invisible keys at exactly zero.  `visible=None`: every key may be seen.
+
+    With a `softcap`, scores s are bent to cap * tanh(s / cap) first.
+    """
     scores = q @ k.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if visible is not None:
         scores = scores.masked_fill(~visible, -math.inf)
     return scores.softmax(-1)
@@ -139,7 +149,7 @@ def causal(rows: Int[Tensor, " R"], keys: Int[Tensor, " S"]) -> Bool[Tensor, "R 
 class Layer(nn.Module):
     """One pre-norm transformer layer, cut into the pieces that can be read and replaced.
 
-    `project`, `attention_pattern`, `attn_out` and `mlp_out` act on any subset of rows; only attention mixes rows.
+    `project`, `attention_pattern`, `attn_out` and the MLP's members act on any rows; only attention mixes rows.
     `forward` is the same computation with fused attention over all rows.
     """
 
@@ -176,9 +186,17 @@ class Layer(nn.Module):
         """What attention adds to the residual stream, from the heads' outputs."""
         return self.out(z.transpose(-2, -3).flatten(-2))
 
+    def mlp_hidden(self, x: Float[Tensor, "*B R d"]) -> Float[Tensor, "*B R m"]:
+        """The MLP's hidden units; x is the stream after attention."""
+        return nnf.gelu(self.up(self.norm2(x)), approximate=self.gelu)
+
+    def mlp_from(self, hidden: Float[Tensor, "*B R m"]) -> Float[Tensor, "*B R d"]:
+        """What the MLP adds to the residual stream, of its hidden units."""
+        return self.down(hidden)
+
     def mlp_out(self, x: Float[Tensor, "*B R d"]) -> Float[Tensor, "*B R d"]:
         """What the MLP adds to the residual stream; x is the stream after attention."""
-        return self.down(nnf.gelu(self.up(self.norm2(x)), approximate=self.gelu))
+        return self.mlp_from(self.mlp_hidden(x))
 
     def forward(self, x: Float[Tensor, "B T d"], fused: bool = True) -> Float[Tensor, "B T d"]:
         """The whole layer on all rows.  `fused=False` forms alpha explicitly; both agree to float tolerance."""
@@ -209,6 +227,14 @@ class LoopedTransformer(nn.Module):
         untied = config.readout != "tied"
         self.readout = nn.Linear(d, config.vocabulary, bias=config.readout == "linear") if untied else None
         _INIT[config.init](self)
+
+    def __repr__(self) -> str:
+        return in_a_line(self)
+
+    @property
+    def loops(self) -> int:
+        """Calls of F in training, and so of a run by default; any number may be run."""
+        return self.config.loops
 
     @property
     def width(self) -> int:

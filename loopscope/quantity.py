@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from loopscope.bounds import line
 from loopscope.errors import InputError, nearest
 from loopscope.stats import Estimate
 
@@ -46,7 +47,7 @@ class Quantity:
         return self.id == id and at.items() <= self.at.items()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Quantities that are shown together; `note` says what was counted and what was resampled."""
 
@@ -54,6 +55,9 @@ class Table:
     title: str
     rows: list[Quantity]
     note: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.id}: {len(self.rows):,} quantities; {line(self.title)}>"
 
     def under(self, name: str) -> Table:
         """The same, with the name of a model before its title."""

@@ -18,20 +18,16 @@ Generator to continue.  Intervals are percentile intervals.  Unusable input rais
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
-from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from numpy.typing import ArrayLike
 
 from loopscope.errors import InputError
-
-Seed: TypeAlias = int | np.random.Generator
-_Slot: TypeAlias = tuple[Int[np.ndarray, " draws"], Shaped[np.ndarray, "draws units"]]
+from loopscope.resampling import Seed, check_draws, draw, draw_within, generator
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Spread:
 
 def wilson(successes: int, n: int, level: float = 0.95, *, unit: str = "example") -> Estimate:
     """Wilson score interval of `successes` out of `n` independent trials.  No trials (n = 0) is an InputError."""
-    _check_level(level)
+    check_level(level)
     if not (n >= 1 and 0 <= successes <= n):
         raise InputError(f"Wilson interval of {successes} out of {n}: needs n >= 1 and 0 <= successes <= n")
     p = successes / n
@@ -101,8 +97,8 @@ def mean_bootstrap(
 ) -> Estimate:
     """Mean of one-dimensional `values` (say twelve backbone means), the units resampled with replacement."""
     array = _units(values)
-    _check_level(level)
-    means = _draw(seed, draws, len(array)) @ array / len(array)
+    check_level(level)
+    means = draw(seed, draws, len(array)) @ array / len(array)
     return _estimate(float(array.mean()), means, level, len(array), unit)
 
 
@@ -110,7 +106,7 @@ def mean_bootstrap(
 # Accuracies of clustered examples
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tally:
     """Correct and eligible examples per cluster (graph); each leading axis is a fit, a backbone or the like.
 
@@ -121,6 +117,9 @@ class Tally:
     correct: Float[np.ndarray, "*rows clusters"]
     eligible: Float[np.ndarray, "*rows clusters"]
     ids: Shaped[np.ndarray, " clusters"] | None = None
+
+    def __repr__(self) -> str:
+        return f"<tally: {self.correct.sum():g} of {self.eligible.sum():g} in {self.correct.shape[-1]:,} clusters>"
 
     def __post_init__(self) -> None:
         correct, eligible = as_floats("correct", self.correct), as_floats("eligible", self.eligible)
@@ -145,7 +144,7 @@ class Tally:
         With `weights` (draws, clusters), how often each draw counts each cluster, the result is (draws, *rows).
         """
         counts = np.ones(self.clusters) if weights is None else np.asarray(weights, dtype=np.float64)
-        return _ratios(self, counts)
+        return _ratios([self], counts)[0]
 
 
 def tally(correct: ArrayLike, clusters: ArrayLike, eligible: ArrayLike | None = None) -> Tally:
@@ -187,7 +186,7 @@ def cluster_bootstrap(
     leaves some row without eligible examples has no statistic and is left out; `draws` of the result counts the rest.
     """
     _check_bootstrap(a, b, level)
-    return _estimate(_value(a, b), _contrast(a, b, _draw(seed, draws, a.clusters)), level, a.clusters, unit)
+    return _estimate(_value(a, b), _contrast(a, b, draw(seed, draws, a.clusters)), level, a.clusters, unit)
 
 
 def cluster_bootstraps(
@@ -198,7 +197,7 @@ def cluster_bootstraps(
     if a.correct.ndim < 2:
         raise InputError(f"cluster_bootstraps needs (entries, *rows, clusters): got {a.correct.shape}")
     values = _contrast(a, None, np.ones((1, a.clusters)), kept=1)[0]
-    samples = _contrast(a, None, _draw(seed, draws, a.clusters), kept=1)
+    samples = _contrast(a, None, draw(seed, draws, a.clusters), kept=1)
     return [_estimate(value, each, level, a.clusters, unit) for value, each in zip(values, samples.T, strict=True)]
 
 
@@ -218,8 +217,8 @@ def backbone_bootstrap(
         raise InputError(
             f"backbone_bootstrap needs (backbones >= 2, *fits, clusters), the same backbones throughout: {found}"
         )
-    total = np.zeros(_check_draws(draws))
-    for picked, weights in _draw_within(seed, draws, backbones, a.clusters):
+    total = np.zeros(check_draws(draws))
+    for picked, weights in draw_within(seed, draws, backbones, a.clusters):
         effects = _contrast(a, b, weights.astype(np.float32), kept=1)
         total += effects[np.arange(draws), picked]
     return _estimate(_value(a, b), total / backbones, level, backbones, "backbone")
@@ -230,23 +229,40 @@ def _contrast(
 ) -> Float[np.ndarray, "draws ..."]:
     """a - b (or a) for every draw: accuracies averaged over all row axes but the first `kept`."""
 
-    def mean(t: Tally) -> Float[np.ndarray, "draws ..."]:
-        accuracy = _ratios(t, weights)
+    def mean(accuracy: Float[np.ndarray, "draws ..."]) -> Float[np.ndarray, "draws ..."]:
         return accuracy.mean(axis=tuple(range(1 + kept, accuracy.ndim)))
 
-    return mean(a) if b is None else mean(a) - mean(b)
+    first, *others = (mean(each) for each in _ratios([a] if b is None else [a, b], weights))
+    return first - others[0] if others else first
 
 
-def _ratios(t: Tally, weights: Float[np.ndarray, "*draws clusters"]) -> Float[np.ndarray, "*draws_and_rows"]:
-    """`Tally.accuracy`, for weights in float64 or, from `_resample`, in float32.
+def _ratios(
+    tallies: Sequence[Tally], weights: Float[np.ndarray, "*draws clusters"]
+) -> list[Float[np.ndarray, "*draws_and_rows"]]:
+    """`Tally.accuracy` of each, for weights in float64 or, from `_resample`, in float32.
 
-    Most of the time goes into reading the weights: one product serves both counts, and float32 halves them.
+    Most of the time goes into reading the weights: one product serves all counts, each of those that are equal once,
+    and float32 halves them.
     """
-    counts = np.stack([t.correct, t.eligible])
-    kind = weights.dtype if _exact_in_float32(counts) else np.dtype(np.float64)
-    sums = np.tensordot(weights.astype(kind, copy=False), counts.astype(kind), axes=(-1, -1)).astype(np.float64)
-    correct, eligible = np.moveaxis(sums, weights.ndim - 1, 0)
-    return np.divide(correct, eligible, out=np.full(correct.shape, np.nan), where=eligible > 0)
+    eligible = [_once(t.eligible) for t in tallies]
+    if len(eligible) == 2 and np.array_equal(eligible[0], eligible[1]):
+        eligible.pop()
+    counts = [*(t.correct.reshape(-1, t.clusters) for t in tallies), *eligible]
+    together = np.concatenate(counts)
+    kind = weights.dtype if _exact_in_float32(together) else np.dtype(np.float64)
+    sums = (weights.astype(kind, copy=False) @ together.T.astype(kind)).astype(np.float64)
+    parts = np.split(sums, np.cumsum([len(each) for each in counts])[:-1], axis=-1)
+    found = []
+    for t, right, counted in zip(tallies, parts, [*parts[len(tallies) :], parts[-1]], strict=False):
+        ratios = np.divide(right, counted, out=np.full(right.shape, np.nan), where=counted > 0)
+        found.append(ratios.reshape(weights.shape[:-1] + t.correct.shape[:-1]))
+    return found
+
+
+def _once(counts: Float[np.ndarray, "*rows clusters"]) -> Float[np.ndarray, "rows clusters"]:
+    """All rows, or the first if they are equal."""
+    rows = counts.reshape(-1, counts.shape[-1])
+    return rows[:1] if (rows == rows[0]).all() else rows
 
 
 def _exact_in_float32(counts: Float[np.ndarray, "*rows clusters"]) -> bool:
@@ -259,7 +275,7 @@ def _value(a: Tally, b: Tally | None) -> float:
 
 
 def _check_bootstrap(a: Tally, b: Tally | None, level: float) -> None:
-    _check_level(level)
+    check_level(level)
     if b is not None and (a.clusters != b.clusters or not np.array_equal(np.asarray(a.ids), np.asarray(b.ids))):
         raise InputError(f"a paired difference needs the same clusters: {a.clusters} and {b.clusters}, or other ids")
     for t in (a, b):
@@ -309,15 +325,15 @@ def moving_block_bootstrap(
     Every draw strings together blocks of `block` consecutive residuals with uniformly chosen starts, cuts them to the
     number of points, adds them to the fitted line and refits.  `block=1` is the ordinary residual bootstrap.
     """
-    _check_level(level)
+    check_level(level)
     xs, ys = _points(x, y)
     n = len(xs)
     if not 1 <= block <= n:
         raise InputError(f"blocks of {block} residuals do not fit {n} points: choose 1 to {n}")
     line = fit_line(xs, ys)
     residuals = ys - (line.slope * xs + line.intercept)
-    rng = _generator(seed)
-    starts = rng.integers(n - block + 1, size=(_check_draws(draws), math.ceil(n / block)))
+    rng = generator(seed)
+    starts = rng.integers(n - block + 1, size=(check_draws(draws), math.ceil(n / block)))
     chosen = (starts[:, :, None] + np.arange(block)).reshape(draws, -1)[:, :n]
     # Refitting line + residuals moves the slope by the slope of the residuals alone: least squares is linear in y.
     dx = xs - xs.mean()
@@ -329,50 +345,6 @@ def moving_block_bootstrap(
 # Shared by the sections above
 
 
-def _generator(seed: Seed) -> np.random.Generator:
-    try:
-        return np.random.default_rng(seed)
-    except (TypeError, ValueError):
-        raise InputError(f"seed {seed!r} is neither a whole number >= 0 nor a NumPy Generator") from None
-
-
-def _resample(rng: np.random.Generator, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
-    """How often each unit appears in each of `draws` samples with replacement; whole numbers, which float32 holds."""
-    return rng.multinomial(units, np.full(units, 1 / units), size=_check_draws(draws)).astype(np.float32)
-
-
-def _draw(seed: Seed, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
-    return _drawn(seed, draws, units) if type(seed) is int else _resample(_generator(seed), draws, units)
-
-
-@lru_cache(maxsize=4)
-def _drawn(seed: int, draws: int, units: int) -> Float[np.ndarray, "draws units"]:
-    """The same, kept: the many rows of a table are resampled alike, and drawing takes longer than counting."""
-    weights = _resample(_generator(seed), draws, units)
-    weights.flags.writeable = False
-    return weights
-
-
-def _draw_within(seed: Seed, draws: int, backbones: int, units: int) -> Iterable[_Slot]:
-    asked = draws, backbones, units
-    return _drawn_within(seed, *asked) if type(seed) is int else _resample_within(_generator(seed), *asked)
-
-
-def _resample_within(rng: np.random.Generator, draws: int, backbones: int, units: int) -> Iterator[_Slot]:
-    """For every place in a sample of backbones: the backbone that each draw has there, and its units."""
-    picked = rng.integers(backbones, size=(draws, backbones))
-    for slot in range(backbones):
-        yield picked[:, slot], _resample(rng, draws, units)
-
-
-@lru_cache(maxsize=2)
-def _drawn_within(seed: int, draws: int, backbones: int, units: int) -> tuple[_Slot, ...]:
-    """The same, kept in as few bytes as hold a count of all units, as twelve backbones take much memory."""
-    small = np.min_scalar_type(units)
-    made = _resample_within(_generator(seed), draws, backbones, units)
-    return tuple((picked, weights.astype(small)) for picked, weights in made)
-
-
 def _estimate(value: float, samples: Float[np.ndarray, " draws"], level: float, n: int, unit: str) -> Estimate:
     defined = samples[~np.isnan(samples)]
     if len(defined) == 0:
@@ -381,15 +353,10 @@ def _estimate(value: float, samples: Float[np.ndarray, " draws"], level: float, 
     return Estimate(float(value), float(low), float(high), n, unit, len(defined))
 
 
-def _check_level(level: float) -> None:
+def check_level(level: float) -> None:
+    """InputError unless it is a level of confidence."""
     if not 0 < level < 1:
         raise InputError(f"confidence level {level} is not between 0 and 1 (nearest usual choice: 0.95)")
-
-
-def _check_draws(draws: int) -> int:
-    if draws < 1:
-        raise InputError(f"a bootstrap of {draws} draws: at least 1 is needed (the paper uses 5000)")
-    return draws
 
 
 def as_floats(name: str, values: ArrayLike) -> Float[np.ndarray, "*shape"]:

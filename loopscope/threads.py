@@ -45,6 +45,15 @@ def asked_for() -> int | None:
     return whole(f"the environment variable {VARIABLE}", int(text), 1, MOST)
 
 
+def fixed_to() -> int | None:
+    """The number that `fixed_threads` around this or the variable asks for; None where neither does."""
+    if not _fixed.get():
+        return asked_for()
+    import torch
+
+    return torch.get_num_threads()
+
+
 @contextmanager
 def fixed_threads(count: int) -> Iterator[None]:
     """Inside, torch computes with `count` threads, and `threads_for` leaves it at that; InputError for less than 1."""

@@ -3,63 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
-import torch.nn.functional as nnf
 from torch import Tensor
 
-from loopscope.execute.plan import LayerNeed
-from loopscope.execute.rows import KeysValues, Repeats, RowBlock, columns, mix, patterns
-from loopscope.protocol import LoopedLayer
+from loopscope.execute.places import LayerRows, Picked
+from loopscope.pieces import LayerPieces
+from loopscope.protocol import Side
 
-Put = Callable[[str, Tensor, tuple[int, ...], list[int]], Tensor]
-"""(component, tensor, its rows, key rows of a pattern) -> the tensor after patches, captured where asked for."""
-See = Callable[[Tensor, Tensor], None]
-"""Looks at queries and keys that go into fused attention, which would hide that they are not finite."""
+Put = Callable[[str, Tensor], Tensor]
+"""(component, tensor) -> the tensor after patches, captured where asked for."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(queries, keys, values of these rows) -> what the heads give, from these keys and those of rows elsewhere."""
+At = Callable[[Picked, Tensor], Any]
+"""(rows, what is projected) -> where the rows stand, as `project` takes it."""
+SideOf = Callable[[Picked], Side]
+"""What a layer may know of these rows beside the stream."""
 
 
 def through(
-    layer: LoopedLayer, x: RowBlock, need: LayerNeed, context: list[KeysValues], explicit: bool, put: Put, see: See
-) -> tuple[RowBlock | None, KeysValues]:
-    """One layer on the rows of x: (the rows that leave it, its keys and values).
+    layer: LayerPieces, x: Tensor, rows: LayerRows, attend: Attend, put: Put, at: At, side: SideOf, units: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """One layer on x [entries, rows, d]: (the rows that leave it, if any do; keys and values of those that have any).
 
-    - x holds this run's own rows among `need.entering`; keys and values of other rows come from `context`.
-    - `explicit` forms the attention pattern, for somebody who reads or replaces it; else attention may be fused.
-    - `put` is called with every component in the order of computation, and may replace it.
+    - `put` is called with every component but the pattern in the order of computation, and may replace it; `attend`
+      sees to the pattern;
+    - `units`: somebody reads or patches the hidden units of the MLP.
     """
-    device = x.data.device
-    keyed = tuple(r for r in x.rows if r in need.keyed)
-    mixed = tuple(r for r in x.rows if r in need.mixed)
-    leaving = tuple(r for r in x.rows if r in need.leaving)
 
-    def project(rows: tuple[int, ...], parts: str) -> tuple[Tensor, ...]:
-        return layer.project(x.take(rows), torch.tensor(rows, dtype=torch.long, device=device), parts)
+    def project(some: Picked, parts: str) -> tuple[Tensor, ...]:
+        return layer.project(some.take(x), at(some, x), parts, side(some) if layer.takes_side else None)
 
-    x = RowBlock(x.rows, put("resid", x.data, x.rows, []))
-    q = k = v = x.data[:, None, :0]  # stand in where there are no rows to project
-    if keyed and keyed == mixed:
-        q, k, v = project(keyed, "qkv")
+    x = put("resid", x)
+    q = k = v = x[:, None, :0]  # stand in where there are no rows to project
+    if len(rows.keyed) and rows.together:
+        q, k, v = project(rows.keyed, "qkv")
     else:
-        if keyed:
-            k, v = project(keyed, "kv")
-        if mixed:
-            (q,) = project(mixed, "q")
-    if keyed:
-        k, v = put("k", k, keyed, []), put("v", v, keyed, [])
-    own = KeysValues(keyed, k, v, Repeats(len(x.data)))
-    if not mixed:
-        return None, own
-    q = put("q", q, mixed, [])
-    attended = [*context, own] if keyed else context
-    if not explicit and not context and keyed == mixed == tuple(range(len(mixed))):
-        see(q, k)
-        z = nnf.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scale)
+        if len(rows.keyed):
+            k, v = project(rows.keyed, "kv")
+        if len(rows.mixed):
+            (q,) = project(rows.mixed, "q")
+    if len(rows.keyed):
+        k, v = put("k", k), put("v", v)
+    if not len(rows.mixed):
+        return None, k, v
+    z = put("z", attend(put("q", q), k, v))
+    if not len(rows.leaving):
+        return None, k, v
+    entered = rows.leaving.take(x)
+    a = put("attn_out", layer.attn_out(rows.left.take(z), entered))
+    middle = layer.join(entered, a, "attn")
+    if units:
+        m = layer.mlp_from(put("mlp_hidden", layer.mlp_hidden(entered, middle)))
     else:
-        alpha = put("pattern", patterns(q, mixed, attended, layer.scale), mixed, columns(attended))
-        z = mix(alpha, attended)
-    z = put("z", z, mixed, [])
-    if not leaving:
-        return None, own
-    a = put("attn_out", layer.attn_out(RowBlock(mixed, z).take(leaving)), leaving, [])
-    middle = x.take(leaving) + a
-    return RowBlock(leaving, middle + put("mlp_out", layer.mlp_out(middle), leaving, [])), own
+        m = layer.mlp_out(entered, middle)
+    return layer.join(middle, put("mlp_out", m), "mlp"), k, v

@@ -10,8 +10,11 @@ beginning, and every step after it is one `BaseRun`.  A **patched run** follows 
 
 So a patched run computes its cone alone, and takes the base run's keys and values for all other rows.
 
-A second pass goes from the readouts backwards and drops what nobody asks for.  Say only the last row is read: then the
-last layer needs keys and values of all rows, but queries, output projection and MLP of that row alone.
+A second pass, `demands`, goes from the readouts backwards and drops what nobody asks for.
+
+A run goes through **parts**: the prelude, calls of stacks, and a coda for every reading, each a stack of layers, with
+the start and maps between them, which act row by row.  A model that injects its input looks at it in every call; so a
+row in which the input differs differs from the first call on.
 
 This module decides which rows each run computes in which layer.  It touches no tensors.
 """
@@ -19,140 +22,37 @@ This module decides which rows each run computes in which layer.  It touches no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from loopscope.address import COMPONENTS, Address, Site
-from loopscope.program import Call, F, Given, Map, Patch, Program, Step
+from loopscope.address import COMPONENTS, Address, Row, Site
+from loopscope.errors import InputError
+from loopscope.execute.demands import Demands
+from loopscope.execute.runs import (
+    MAIN,
+    AnyStep,
+    BaseRun,
+    Cone,
+    LayerNeed,
+    Node,
+    Origin,
+    Part,
+    PatchedRun,
+    Place,
+    PlacedPatch,
+    Sizes,
+)
+from loopscope.execute.sight import NONE, Causal, Rows, Sight, sight_of
+from loopscope.program import Call, Map, Patch, Program, Run, Seed, Zeros, step_bare
 
-MAIN = "main"
-"""Name of the input that the programs themselves run on."""
-
-Rows = frozenset[int]
-NONE: Rows = frozenset()
-
-
-def ordered(rows: Iterable[int]) -> tuple[int, ...]:
-    """Rows as a sorted tuple, the order in which tensors hold them."""
-    return tuple(sorted(rows))
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the plan must know of the model and the input."""
-
-    layers: int
-    heads: int
-    rows: int
-
-
-@dataclass
-class LayerNeed:
-    """Rows that one run must produce in one layer of one call.
-
-    - `entering` rows are needed as the layer's input, `keyed` rows get keys and values, `mixed` rows attend to them,
-      and `leaving` rows go through the MLP to the next layer.
-    - `captured` are rows of components that a patch elsewhere, or the user, asks for.
-    - Of a base run, `base_entering_needed` and `base_keys_needed` are rows that its patched runs take from it: as the
-      layer's input, and as keys and values.
-    """
-
-    entering: set[int] = field(default_factory=set)
-    keyed: set[int] = field(default_factory=set)
-    mixed: set[int] = field(default_factory=set)
-    leaving: set[int] = field(default_factory=set)
-    captured: dict[str, set[int]] = field(default_factory=dict)
-    base_entering_needed: set[int] = field(default_factory=set)
-    base_keys_needed: set[int] = field(default_factory=set)
-
-    def capture(self, component: str, rows: Iterable[int]) -> None:
-        """Ask for a component of these rows."""
-        self.captured.setdefault(component, set()).update(rows)
-
-    def needed_of_base(self, component: str) -> set[int]:
-        """Rows of this component that patched runs take from the base run."""
-        if component == "resid":
-            return self.base_entering_needed
-        return self.base_keys_needed if component in ("k", "v") else set()
-
-    def captured_rows(self, *components: str) -> set[int]:
-        """Rows asked for under any of these components."""
-        return set().union(*(self.captured.get(component, ()) for component in components))
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a patch takes its value: the same site in a run on an input, or a given tensor.
-
-    The run is `patched`, or `base` where that is None.
-    """
-
-    base: BaseRun | None
-    patched: PatchedRun | None
-    input: str
-    given: str | None = None
-
-
-@dataclass
-class PlacedPatch:
-    """A patch with heads and rows written out, and its origin.  `wanted` are the rows that matter to anybody."""
-
-    site: Site
-    origin: Origin
-    wanted: tuple[int, ...] = ()
-
-
-@dataclass(eq=False)
-class BaseRun:
-    """One step of an unpatched run, and what it must compute.
-
-    `loop` counts the calls up to here; `start` is the number of the given state it began with, None for tokens.
-    `need` are rows of its state that anybody uses, `read` those that are read out.
-    """
-
-    parent: BaseRun | None
-    step: Step | None
-    loop: int
-    start: int | None
-    children: dict[Step, BaseRun] = field(default_factory=dict)
-    inputs: set[str] = field(default_factory=set)
-    patched_runs: dict[tuple[str, PatchedRun | None, Step], PatchedRun] = field(default_factory=dict)
-    need: set[int] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
-    layers: list[LayerNeed] = field(default_factory=list)
-
-    @property
-    def is_call(self) -> bool:
-        """Whether this step is a call of F."""
-        return isinstance(self.step, Call)
-
-
-@dataclass(eq=False)
-class PatchedRun:
-    """One step of a patched run on one input.  `parent` is the step before, None where this has the first patch.
-
-    Rows that may differ from the base run, for each layer of the call: `entering` it, `differs` after its resid
-    patches, and `reached` by the time they leave it.  `rank` is above that of every run that patches take values from.
-    """
-
-    base: BaseRun
-    input: str
-    parent: PatchedRun | None
-    rank: int
-    patches: list[list[PlacedPatch]] = field(default_factory=list)
-    entering: list[Rows] = field(default_factory=list)
-    differs: list[Rows] = field(default_factory=list)
-    reached: list[Rows] = field(default_factory=list)
-    differing: Rows = NONE  # in the state after this step
-    need: set[int] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
-    layers: list[LayerNeed] = field(default_factory=list)
+AFTER_KEYS = tuple(component for component in COMPONENTS if component not in ("resid", "k", "v"))
+"""Components that another row can no longer see within their layer."""
 
 
 class Plan:
     """The tree of runs for some programs, with what each must compute.
 
-    `base_runs` lists parents first; `patched_runs` lists parents and sources of patches first.  `paths` are the steps
-    of each program: the base run, and the patched run from the first patch on.
+    `base_runs` lists parents first; `patched_runs` lists parents and sources of patches first.  `readings` says by
+    program and point which run is read out, `places` by program and address which one has it.
     """
 
     def __init__(
@@ -164,36 +64,75 @@ class Plan:
         keep: Mapping[Program, Iterable[Address]],
     ) -> None:
         self.sizes = sizes
-        self.roots: dict[int | None, BaseRun] = {}
-        self.paths: dict[Program, list[tuple[BaseRun, PatchedRun | None]]] = {}
-        for program in programs:
-            self.paths[program] = self._walk(program, MAIN, len(program.steps))
+        self.roots: dict[tuple[object, ...], BaseRun] = {}
+        self._sights: dict[tuple[str, int, int], Sight] = {}
+        self._cones: dict[tuple[object, ...], Cone] = {}
+        self._resolved: dict[tuple[Site, str, int], Site] = {}
+        self._givers: dict[tuple[Program, str, int], Node] = {}
+        self.readings: dict[tuple[Program, str], Node] = {}
+        self.places: dict[tuple[Program, Address], Node] = {}
+        self.programs = tuple(programs)
+        for program in self.programs:
+            if sizes.pieces is not None:
+                sizes.pieces.check(program)
+            prelude, path = self._walk(program, MAIN, len(program.steps))
+            for point in reads[program]:
+                self.readings[program, point] = self._reading(program, MAIN, path, point)
+            for address in keep[program]:
+                self.places[program, address] = self._at(program, MAIN, address, prelude, path)
+            for coda in program.coda:  # to be refused where a patch cannot be, read or not
+                self._reading(program, MAIN, path, f"h{coda.loop}")
         self.base_runs = list(self._parents_first())
         depth_first = {base: index for index, base in enumerate(self.base_runs)}
         every = [patched for base in self.base_runs for patched in base.patched_runs.values()]
         self.patched_runs = sorted(every, key=lambda patched: (patched.rank, depth_first[patched.base]))
-        for program, path in self.paths.items():
-            for point in reads[program]:
-                base, patched = path[program.points.index(point)]
-                mine = set(read_rows) & patched.differing if patched else set()
-                base.read.update(set(read_rows) - mine)
-                if patched:
-                    patched.read.update(mine)
-            for address in keep[program]:
-                base, patched = path[program.index_of(address.loop) + 1]
-                site = self.resolve(address.site)
-                (base if patched is None else patched).layers[site.layer - 1].capture(site.component, site.rows or ())
+        for base, patched in self.readings.values():
+            mine = patched.differing.intersection(read_rows) if patched else NONE
+            base.read |= frozenset(read_rows) - mine
+            if patched:
+                patched.read |= mine
+        for (_, address), (base, patched) in self.places.items():
+            site = self.resolve(address.site, base)
+            (base if patched is None else patched).capture(site.layer, site.part, frozenset(site.numbers))
         runs: list[BaseRun | PatchedRun] = [*self.base_runs, *self.patched_runs]
         for run in runs:
             run.need |= run.read
+        demands = Demands(sizes, self.sight)
         for patched in reversed(self.patched_runs):
-            self._demand_patched(patched)
+            demands.patched(patched)
         for base in reversed(self.base_runs):
-            self._demand_base(base)
+            demands.base(base)
 
-    def resolve(self, site: Site) -> Site:
-        """The site with heads and rows written out; raises InputError when the model has no such place."""
-        return site.resolve(layers=self.sizes.layers, heads=self.sizes.heads, rows=self.sizes.rows)
+    def resolve(self, site: Site, base: BaseRun) -> Site:
+        """The site with heads and rows written out; raises InputError when this part of a run has no such place."""
+        key = site, base.part, base.length
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(site, base)
+        return self._resolved[key]
+
+    def _resolve(self, site: Site, base: BaseRun) -> Site:
+        found = site.resolve(layers=len(base.layers), heads=self.sizes.heads, rows=base.length)
+        layer = self.sizes.part(base.part)[site.layer - 1] if site.component == "mlp_hidden" else None
+        if layer is not None and not layer.units:
+            raise InputError(
+                f"{site} does not exist: layers of this model do not say what their hidden units are (nearest:"
+                f" {replace(site, component='mlp_out')})"
+            )
+        return found
+
+    def sight(self, base: BaseRun, number: int) -> Sight:
+        """Who sees whom in a layer of a run."""
+        key = (base.part, number, base.length)
+        if key not in self._sights:
+            layer = self.sizes.part(base.part)[number - 1]
+            self._sights[key] = Causal() if layer is None else sight_of(layer, base.length)
+        return self._sights[key]
+
+    def forget(self) -> None:
+        """Take runs apart, which know each other: their memory is free at once, not when garbage is next looked for."""
+        for base in self.base_runs:
+            base.children.clear()
+            base.patched_runs.clear()
 
     @property
     def calls(self) -> int:
@@ -218,122 +157,180 @@ class Plan:
             yield base
             stack.extend(reversed(base.children.values()))
 
-    def _walk(self, program: Program, name: str, steps: int) -> list[tuple[BaseRun, PatchedRun | None]]:
-        """The runs along the first `steps` steps of a program on one input, made where they are missing."""
-        base = self.roots.setdefault(program.start, BaseRun(None, None, program.start or 0, program.start))
-        base.inputs.add(name)
-        patched: PatchedRun | None = None
-        path = [(base, patched)]
-        for step in program.steps[:steps]:
-            bare: Step = F if isinstance(step, Call) else step
-            if bare not in base.children:
-                new_run = BaseRun(base, bare, base.loop + isinstance(bare, Call), program.start)
-                new_run.layers = [LayerNeed() for _ in range(self.sizes.layers)] if new_run.is_call else []
-                base.children[bare] = new_run
-            base = base.children[bare]
-            base.inputs.add(name)
-            if patched is not None or (isinstance(step, Call) and step.patches):
-                key = (name, patched, step)
-                if key not in base.patched_runs:
-                    base.patched_runs[key] = self._patched(base, name, patched, step)
-                patched = base.patched_runs[key]
-            path.append((base, patched))
-        return path
+    def _walk(self, program: Program, name: str, steps: int) -> tuple[Node | None, list[Node]]:
+        """The runs along the first `steps` steps of a program on one input, made where they are missing.
 
-    def _patched(self, base: BaseRun, name: str, parent: PatchedRun | None, step: Step) -> PatchedRun:
+        The prelude, or what stands for it where there are no layers before the loop, and the states from h_0 on.
+        """
+        pieces, length = self.sizes.pieces, self.sizes.lengths.get(name, self.sizes.rows)
+        tokens = not program.given or (pieces is not None and pieces.needs_tokens)
+        key = ("tokens", length) if tokens else ("state", program.start, length)
+        if key not in self.roots:
+            self.roots[key] = BaseRun(None, None, 0 if tokens else program.first, length, not tokens)
+        node: Node = self.roots[key], None
+        node[0].inputs.add(name)
+        prelude = None
+        if tokens:
+            if self.sizes.part("prelude"):
+                node = self._step(node, Part("prelude", program.prelude), name)
+            prelude = node
+            if program.start is not None or (pieces is not None and (pieces.draws or self.sizes.several)):
+                start = Seed(0) if program.start is None else program.start  # what a model draws where none is named
+                node = self._step(node, Part("start", start=start), name)
+        path = [node]
+        for step in program.steps[:steps]:
+            node = self._step(node, step, name)
+            path.append(node)
+        return prelude, path
+
+    def _behind(self, program: Program, name: str, loop: int) -> Node:
+        """The run behind a call of a program on one input; thousands of patches take from the same few."""
+        key = program, name, loop
+        if key not in self._givers:
+            _, path = self._walk(program, name, program.index_of(loop) + 1)
+            self._givers[key] = path[-1]
+        return self._givers[key]
+
+    def _step(self, node: Node, step: AnyStep, name: str) -> Node:
+        """The run that follows `node` by a step, made where it is missing."""
+        base, patched = node
+        bare = step_bare(step) if isinstance(step, Call | Map) else replace(step, patches=())
+        if bare not in base.children:
+            base.children[bare] = self._base(base, bare)
+        base = base.children[bare]
+        base.inputs.add(name)
+        patches = () if isinstance(step, Map) else step.patches
+        if patched is None and not patches:
+            return base, None
+        key = (name, patched, step)
+        if key not in base.patched_runs:
+            base.patched_runs[key] = self._patched(base, name, patched, step, patches)
+        return base, base.patched_runs[key]
+
+    def _base(self, parent: BaseRun, step: AnyStep) -> BaseRun:
+        """A new step behind a base run."""
+        part = step.stack if isinstance(step, Call) else step.kind if isinstance(step, Part) else ""
+        loop, given = parent.loop + isinstance(step, Call), parent.given
+        if isinstance(step, Part) and step.kind == "start" and isinstance(step.start, int):
+            loop, given = step.start, True
+        e = parent.e
+        if self.sizes.injects and e is None and part != "prelude":  # the input is what comes before the start
+            e = parent
+        run = BaseRun(parent, step, loop, parent.length, given, "" if part == "start" else part, e)
+        run.layers = [LayerNeed() for _ in self.sizes.part(run.part)] if run.part else []
+        return run
+
+    def _reading(self, program: Program, name: str, path: list[Node], point: str) -> Node:
+        """The run that is read out at a point: that of the state, or the coda behind it."""
+        at = program.points.index(point)
+        if not self.sizes.part("coda"):
+            return path[at]
+        loop = program.calls_before(point)
+        patches = program.coda_patches(loop) if point == f"h{loop}" else ()
+        return self._step(path[at], Part("coda", patches), name)
+
+    def _at(self, program: Program, name: str, address: Address, prelude: Node | None, path: list[Node]) -> Node:
+        """The run that has an address."""
+        if address.stage == "prelude":
+            if prelude is None or not self.sizes.part("prelude"):
+                raise InputError(f"{address} does not exist: there is no prelude in '{program}' on this model")
+            return prelude
+        if address.stage == "coda":
+            if not self.sizes.part("coda"):
+                raise InputError(f"{address} does not exist: this model has no coda")
+            first, last = program.first, program.first + program.calls
+            if not first <= address.loop <= last:
+                near = max(first, min(last, address.loop))
+                raise InputError(f"{address} does not exist in '{program}' (nearest: coda[{near}].{address.site})")
+            return self._reading(program, name, path, f"h{address.loop}")
+        return path[program.index_of(program.loop_at(address)) + 1]
+
+    def _patched(
+        self, base: BaseRun, name: str, parent: PatchedRun | None, step: AnyStep, patches: tuple[Patch, ...]
+    ) -> PatchedRun:
         patched = PatchedRun(base, name, parent, rank=max(1, parent.rank if parent else 1))
-        before = parent.differing if parent else NONE
+        before = patched.differing_before
+        if isinstance(step, Part) and step.kind == "start":
+            patched.e = parent if self.sizes.injects else None
+            patched.differing = NONE if isinstance(step.start, Zeros | int) else before
+            return patched
+        if parent is not None and base.e is not None:  # the patched prelude, or what its successors know of it
+            patched.e = parent if parent.base is base.e else parent.e
         if isinstance(step, Map):
             patched.differing = before
             return patched
-        patched.layers = [LayerNeed() for _ in range(self.sizes.layers)]
-        patched.patches = [[] for _ in range(self.sizes.layers)]
-        for patch in step.patches:
+        for patch in patches:
             placed_patch = self._place(patch, base, name)
-            patched.patches[placed_patch.site.layer - 1].append(placed_patch)
+            patched.patches.setdefault(placed_patch.site.layer, []).append(placed_patch)
             if placed_patch.origin.patched is not None:
                 patched.rank = max(patched.rank, 1 + placed_patch.origin.patched.rank)
-        for patches in patched.patches:
-            rows = {component: Plan.patched_rows(patches, component) for component in COMPONENTS}
-            patched.entering.append(before)
-            differs = before | rows["resid"]
-            patched.differs.append(differs)
-            keyed = differs | rows["k"] | rows["v"]
-            seeing = frozenset(range(min(keyed), self.sizes.rows)) if keyed else NONE
-            before = seeing.union(*(rows[component] for component in ("q", "pattern", "z", "attn_out", "mlp_out")))
-            patched.reached.append(before)
-        patched.differing = before
+        entering = before | patched.differing_e if base.is_call else before
+        patched.cone = self._cone(base, entering, tuple(p.place for each in patched.patches.values() for p in each))
+        patched.differing = patched.cone.differing
+        if self.sizes.several and base.is_call:
+            patched.differing |= before
         return patched
 
+    def _cone(self, base: BaseRun, before: Rows, places: tuple[Place, ...]) -> Cone:
+        """How far patches at these places reach, where rows `before` differ as they enter."""
+        key = base, before, places
+        if key in self._cones:
+            return self._cones[key]
+        found: list[tuple[Rows, ...]] = []
+        for number in range(1, len(base.layers) + 1):
+            here = [place for place in places if place[0] == number]
+
+            def at(components: tuple[str, ...], here: list[Place] = here) -> Rows:
+                return NONE.union(*(rows for _, component, rows, _ in here if component in components))
+
+            differs = before | at(("resid",))
+            keyed = differs | at(("k", "v"))
+            reached = self.sight(base, number).reached(keyed, base.length)
+            if not differs <= reached:  # where a row does not see itself
+                reached |= differs
+            reached |= at(AFTER_KEYS)
+            replaced = NONE.union(*(rows for _, component, rows, all_of in here if all_of and component == "resid"))
+            found.append((before, differs, keyed, reached, replaced))
+            before = reached
+        entering, differed, keys, reaching, gone = zip(*found, strict=True)
+        self._cones[key] = Cone(places, entering, differed, keys, reaching, gone, before)
+        return self._cones[key]
+
     def _place(self, patch: Patch, base: BaseRun, name: str) -> PlacedPatch:
-        site, source = self.resolve(patch.site), patch.source
-        if isinstance(source, Given):
-            return PlacedPatch(site, Origin(None, None, name, source.name))
+        site, source = self.resolve(patch.site, base), patch.giver
+        site = site if site.component == site.part else replace(site, component=site.part)
+        if not isinstance(source, Run):
+            tensor = None if source is None else source.name
+            return PlacedPatch(site, Origin(None, None, name, site.numbers, tensor), patch.change)
         giver = name if source.input is None else source.input
-        steps = source.program.index_of(base.loop if source.loop is None else source.loop) + 1
-        where, patched = self._walk(source.program, giver, steps)[-1]
-        return PlacedPatch(site, Origin(where, patched, giver))
-
-    @staticmethod
-    def patched_rows(patches: list[PlacedPatch], *components: str) -> Rows:
-        """Rows in which any of these components is patched."""
-        return frozenset(r for p in patches if p.site.component in components for r in p.site.rows or ())
-
-    # Dropping what nobody asks for -----------------------------------------------------------------------------------
-
-    def _demand_patched(self, patched: PatchedRun) -> None:
-        base, wanted = patched.base, patched.need
-        assert wanted <= patched.differing
-        if not base.is_call:
-            assert patched.parent is not None
-            patched.parent.need |= wanted
-            return
-        for index in reversed(range(self.sizes.layers)):
-            need, under = patched.layers[index], base.layers[index]
-            differs, reached, patches = (
-                patched.differs[index],
-                patched.reached[index],
-                patched.patches[index],
-            )
-            keyed = differs | Plan.patched_rows(patches, "k", "v")
-            own = {"resid": differs, "k": keyed, "v": keyed}
-            for component, rows in need.captured.items():
-                under.capture(component, rows - own.get(component, reached))
-                rows &= own.get(component, reached)
-            need.leaving = wanted | need.captured_rows("attn_out", "mlp_out")
-            need.mixed = need.leaving | need.captured_rows("q", "pattern", "z")
-            last = max(need.mixed, default=-1)
-            need.keyed = {r for r in keyed if r <= last} | need.captured_rows("k", "v")
-            under.base_keys_needed |= set(range(last + 1)) - need.keyed
-            need.entering = need.mixed | need.keyed | need.captured_rows("resid")
-            under.base_entering_needed |= need.entering - differs
-            for patch in patches:
-                self._want(patch, need)
-            wanted = (need.entering & patched.entering[index]) - Plan.patched_rows(patches, "resid")
-        if patched.parent is not None:
-            patched.parent.need |= wanted
-
-    @staticmethod
-    def _want(patch: PlacedPatch, need: LayerNeed) -> None:
-        """Ask the patch's origin for the rows that matter here."""
-        component = patch.site.component
-        by_stage = {"resid": need.entering, "k": need.keyed, "v": need.keyed}
-        relevant = by_stage.get(component, need.leaving if component in ("attn_out", "mlp_out") else need.mixed)
-        patch.wanted = tuple(r for r in patch.site.rows or () if r in relevant)
-        giver = patch.origin.base if patch.origin.patched is None else patch.origin.patched
-        if giver is not None and patch.wanted:
-            giver.layers[patch.site.layer - 1].capture(component, patch.wanted)
-
-    def _demand_base(self, base: BaseRun) -> None:
-        wanted = base.need
+        loop = base.loop if source.loop is None else source.loop
         if base.is_call:
-            for need in reversed(base.layers):
-                need.leaving = wanted | need.captured_rows("attn_out", "mlp_out")
-                need.mixed = need.leaving | need.captured_rows("q", "pattern", "z")
-                need.keyed = (
-                    set(range(max(need.mixed, default=-1) + 1)) | need.captured_rows("k", "v") | need.base_keys_needed
+            node = self._behind(source.program, giver, loop)
+            if node[0].part != base.part:
+                raise InputError(
+                    f"loop {loop} of '{source.program}' calls {node[0].part}, not {base.part}: no such place"
                 )
-                need.entering = need.mixed | need.keyed | need.captured_rows("resid") | need.base_entering_needed
-                wanted = need.entering
-        if base.parent is not None:
-            base.parent.need |= wanted
+        else:
+            prelude, path = self._walk(source.program, giver, len(source.program.steps))
+            where = Address(0 if base.part == "prelude" else loop, patch.site, base.part)
+            node = self._at(source.program, giver, where, prelude, path)
+        rows = self._rows_there(patch, source.rows, site, base.length, node[0])
+        return PlacedPatch(site, Origin(*node, giver, rows), patch.change)
+
+    def _rows_there(
+        self, patch: Patch, rows: tuple[Row, ...] | None, site: Site, here: int, giver: BaseRun
+    ) -> tuple[int, ...]:
+        """The rows of the origin; InputError where it has no rows that stand for those of the site."""
+        if rows is None and giver.length == here:
+            return site.numbers
+        if site.component == "pattern":
+            raise InputError(f"{patch} takes a pattern from other rows or another length: its keys would be others")
+        if rows is None and any(isinstance(row, int) and row >= 0 for row in patch.site.rows or (0,)):
+            raise InputError(
+                f"{patch} names rows from the start, and the inputs have {here} and {giver.length} rows; rows from the"
+                " end, by what stands there, or of the source (.row[...]) have a meaning in both"
+            )
+        theirs = self.resolve(replace(patch.site, rows=patch.site.rows if rows is None else rows), giver).numbers
+        if len(theirs) != len(site.numbers):
+            raise InputError(f"{patch} has {len(site.numbers)} rows, but its source {len(theirs)}")
+        return theirs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from loopscope.execute.rows import Repeats, RowBlock
@@ -53,6 +53,21 @@ class PrefixGroups:
             return pieces[0]
         return RowBlock(tuple(found), torch.cat(pieces, -2)).take(rows)
 
+    def regrouped(self, blocks: list[RowBlock], other: PrefixGroups) -> list[RowBlock]:
+        """Blocks of another grouping of the same examples, laid out for this one, which shares no rows."""
+        (segment,) = self.segments
+        rows = tuple(row for block in blocks for row in block.rows)
+        device = segment.members.device
+        if not rows:
+            return [RowBlock((), blocks[0].data.new_empty((len(segment.members), 0, blocks[0].data.shape[-1])))]
+        out = None
+        for name, repeats in segment.repeats.items():
+            found = other.rows_of(blocks, rows, name)
+            out = found.new_empty((len(segment.members), *found.shape[1:])) if out is None else out
+            out[repeats.places(device)] = found
+        assert out is not None
+        return [RowBlock(rows, out)]
+
     def within(self, blocks: list[RowBlock], parent: PrefixGroups) -> list[RowBlock]:
         """Blocks of a parent run, narrowed to the inputs that this run has."""
         if parent is self:
@@ -70,7 +85,8 @@ class Inputs:
     `named[name]` [examples, T, ...] are aligned: example i of every name belongs together.
     """
 
-    def __init__(self, named: dict[str, Tensor]) -> None:
+    def __init__(self, named: dict[str, Tensor], closed: Bool[Tensor, " T"] | None = None) -> None:
+        """`closed` says for every number of leading rows whether none of them sees a row behind; None: of all."""
         stacked = torch.cat(list(named.values()))
         if stacked.is_floating_point():
             self.distinct = stacked
@@ -79,7 +95,7 @@ class Inputs:
             self.distinct, inverse = torch.unique(stacked, dim=0, return_inverse=True)
         self.index = dict(zip(named, inverse.split([len(t) for t in named.values()]), strict=True))
         self.length = stacked.shape[1]
-        self.split = 0 if stacked.is_floating_point() else shared_rows(self.distinct)
+        self.split = 0 if stacked.is_floating_point() else shared_rows(self.distinct, closed)
         first = torch.ones(len(self.distinct), dtype=torch.bool, device=stacked.device)
         first[1:] = (self.distinct[1:, : self.split] != self.distinct[:-1, : self.split]).flatten(1).any(1)
         self.group = first.cumsum(0) - 1
@@ -105,19 +121,25 @@ class Inputs:
         trailing = Segment(tuple(range(self.split, self.length)), members, repeats)
         return PrefixGroups((leading, trailing), Repeats.of(place, len(groups)))
 
-    def start(self, prefix_groups: PrefixGroups, h: Tensor) -> list[RowBlock]:
-        """The starting states h [distinct, T, d], laid out for some inputs."""
+    def laid_out(self, prefix_groups: PrefixGroups, h: Tensor) -> list[RowBlock]:
+        """What the distinct inputs have, [distinct, T, ...], laid out for some inputs."""
         *leading, trailing = prefix_groups.segments
         blocks = [RowBlock(each.rows, h[self.first[each.members], : self.split]) for each in leading]
         return [*blocks, RowBlock(trailing.rows, h[trailing.members, self.split :])]
 
 
-def shared_rows(tokens: Int[Tensor, "inputs T"]) -> int:
-    """How many leading rows to hold once per group, so that the fewest rows are held.  `tokens`: sorted, distinct."""
+def shared_rows(tokens: Int[Tensor, "inputs T"], closed: Bool[Tensor, " T"] | None = None) -> int:
+    """How many leading rows to hold once per group, so that the fewest rows are held.  `tokens`: sorted, distinct.
+
+    Only numbers of rows that are `closed` may be chosen: none of these rows sees a row behind them.
+    """
     count, length = tokens.shape
     if count < 2:
         return 0
     agree = (tokens[1:] == tokens[:-1]).long().cumprod(1).sum(1)  # leading tokens each input shares with the one before
     splits = torch.arange(length, device=tokens.device)
     groups = 1 + (agree[None, :] < splits[:, None]).sum(1)
-    return int((groups * splits + count * (length - splits)).argmin())
+    held = groups * splits + count * (length - splits)
+    if closed is not None:
+        held = torch.where(closed.to(held.device), held, count * length + 1)
+    return int(held.argmin())

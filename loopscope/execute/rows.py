@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from loopscope.model import attention_pattern, causal
+from loopscope.execute.places import indices
+from loopscope.model import attention_pattern
+from loopscope.pieces import LayerPieces
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class RowBlock:
         places = [held[row] for row in rows]
         if places == list(range(places[0], places[0] + len(places))):
             return self.data.narrow(-2, places[0], len(places))
-        return self.data.index_select(-2, torch.tensor(places, device=self.data.device))
+        return self.data.index_select(-2, indices(tuple(places), self.data.device))
 
     def among(self, rows: tuple[int, ...]) -> RowBlock:
         """The part of this block whose rows are among `rows`."""
@@ -42,8 +44,8 @@ class RowBlock:
         return RowBlock(kept, self.take(kept))
 
     def alone(self) -> RowBlock:
-        """The same block, copied if it is a small view that would keep a large tensor alive."""
-        large = self.data.untyped_storage().nbytes() > 2 * self.data.nbytes
+        """The same block, copied if it is a view that would keep more than a quarter as much beside it alive."""
+        large = 4 * self.data.untyped_storage().nbytes() > 5 * self.data.nbytes
         return RowBlock(self.rows, self.data.clone()) if large else self
 
 
@@ -64,6 +66,10 @@ class Repeats:
             if torch.equal(index, torch.arange(count, device=index.device) // repeat):
                 return cls(count, repeat)
         return cls(count, 1, index)
+
+    def places(self, device: torch.device) -> Int[Tensor, " count"]:
+        """Which entry each uses, written out."""
+        return torch.arange(self.count, device=device) // self.repeat if self.index is None else self.index
 
     def gather(self, shared: Tensor) -> Tensor:
         """The shared tensor laid out entry by entry; no copy where both already agree."""
@@ -99,16 +105,18 @@ class KeysValues:
 
 
 def patterns(
-    q: Float[Tensor, "entries H R k"], rows: tuple[int, ...], attended: list[KeysValues], scale: float
+    q: Float[Tensor, "entries H R k"], rows: tuple[int, ...], attended: list[KeysValues], layer: LayerPieces
 ) -> Float[Tensor, "entries H R S"]:
     """alpha of these query rows over all keys, in the order of `columns(attended)`."""
     device = q.device
-    positions = torch.tensor(columns(attended), device=device)
-    queries = torch.tensor(rows, device=device)
-    visible = None if max(columns(attended)) <= min(rows) else causal(queries, positions)
+    visible = None
+    if not (layer.causal and max(columns(attended)) <= min(rows)):
+        visible = layer.visible(indices(rows, device), indices(tuple(columns(attended)), device))
     if len(attended) == 1 and attended[0].repeats.repeat == 1 and attended[0].repeats.index is None:
-        return attention_pattern(q, attended[0].k, scale, visible)
-    scores = torch.cat([each.repeats.matmul(q, each.k.transpose(-1, -2)) for each in attended], -1) * scale
+        return attention_pattern(q, attended[0].k, layer.scale, visible, layer.softcap)
+    scores = torch.cat([each.repeats.matmul(q, each.k.transpose(-1, -2)) for each in attended], -1) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
     if visible is not None:
         scores = scores.masked_fill_(~visible, -torch.inf)
     return scores.softmax(-1)

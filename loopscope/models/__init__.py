@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from loopscope.models.ouro import Ouro as Ouro
     from loopscope.models.ouro import exit_probabilities as exit_probabilities
     from loopscope.models.passes import LanguageModel as LanguageModel
+    from loopscope.models.passes import Pass as Pass
+    from loopscope.models.passes import one_pass as one_pass
     from loopscope.models.passes import states as states
     from loopscope.models.placement import after_each as after_each
     from loopscope.models.placement import between as between
+    from loopscope.models.sampling import Sampling as Sampling
     from loopscope.models.stacks import LoopedStack as LoopedStack
-    from loopscope.models.steering import InFull as InFull
+    from loopscope.models.steering import FullPrecisionMap as FullPrecisionMap
     from loopscope.models.steering import load_steering_map as load_steering_map
     from loopscope.models.text import Tokenizer as Tokenizer
     from loopscope.models.text import load_tokenizer as load_tokenizer
@@ -32,10 +35,11 @@ __all__, __getattr__ = exports(
         "folders": ("load",),
         "identity": ("Identity", "identify"),
         "ouro": ("Ouro", "exit_probabilities"),
-        "passes": ("LanguageModel", "states"),
+        "passes": ("LanguageModel", "Pass", "one_pass", "states"),
         "placement": ("after_each", "between"),
+        "sampling": ("Sampling",),
         "stacks": ("LoopedStack",),
-        "steering": ("InFull", "load_steering_map"),
+        "steering": ("FullPrecisionMap", "load_steering_map"),
         "text": ("Tokenizer", "load_tokenizer"),
     },
 )

@@ -5,7 +5,7 @@ computed (names, types, how a text is generated, which attention kernel somebody
 change it and are not mapped: they may only stand there with the value that means nothing.  A key that nobody here
 knows is refused unless it is empty or off, as it may be any of these.
 
-Only what `stack_settings` gives reaches transformers, so that a file can make it load, fetch or run nothing.
+The groups of keys are here, and what the values of each may be; which family has which is in `stack_settings`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from loopscope import bounds
 from loopscope.bounds import real, shown, whole
 from loopscope.errors import InputError, nearest
 
-CLASSES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-"""Model types that can be looped, and transformers' classes for them."""
-
 SIZES = {
     "vocab_size": bounds.VOCABULARY,
     "hidden_size": bounds.WIDTH,
@@ -30,6 +27,9 @@ SIZES = {
     "max_position_embeddings": bounds.POSITIONS,
 }
 """Sizes that every language model has, and how large each may be."""
+
+SIZE_NAMES = {"width": ("hidden_size", "n_embd"), "layers": ("num_hidden_layers", "n_layer")}
+"""What families call the width of the state, and the number of layers."""
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -101,6 +101,11 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     if values.get("num_key_value_heads") is None:
         values["num_key_value_heads"] = values.get("num_attention_heads")
     return {key: whole(key, values.get(key), 1, most) for key, most in SIZES.items()}
+
+
+def size_of(config: Mapping[str, Any], name: str) -> Any:
+    """What a config says of "width" or "layers", by whichever of the names that families have; None without one."""
+    return next((config[key] for key in SIZE_NAMES[name] if key in config), None)
 
 
 def check_shared(config: Mapping[str, Any], layers: int) -> None:
@@ -195,58 +200,11 @@ def eps_of(value: object) -> float:
 
 
 def ends_of(value: object, vocabulary: int) -> tuple[int, ...]:
-    """The tokens that end a text, given as one, several or none; all must be in the vocabulary."""
-    several = [] if value is None else value if isinstance(value, list | tuple) else [value]
-    if not all(type(end) is int and 0 <= end < vocabulary for end in several):
-        raise InputError(f"eos_token_id must be a token of {vocabulary} or a list of such, not {shown(value)}")
-    return tuple(several)
+    """The tokens that end a text, given as one, several or none.
 
-
-def stack_settings(config: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of a Qwen3 or Llama that transformers may see, checked; every other key is left out or refused.
-
-    `known` are settings that need not be looked at where a config has them as they are there: transformers' own.
-    InputError for a model that cannot be looped.
+    Those beyond the vocabulary, as defaults of other sizes are, end nothing, since no text has them.
     """
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in CLASSES:
-        there = f"there are {', '.join(CLASSES)}{nearest(str(kind)[:80], CLASSES)}"
-        raise InputError(f"model type {shown(kind)} cannot be looped; {there}")
-    unsaid = {} if known is None else known
-    check_keys(
-        {key: value for key, value in config.items() if key not in unsaid or value != unsaid[key]},
-        {"mlp_bias"} if kind == "llama" else set(),
-    )
-    found: dict[str, Any] = sizes(config)
-    heads, key_heads = found["num_attention_heads"], found["num_key_value_heads"]
-    if heads % key_heads:
-        raise InputError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {key_heads}")
-    check_shared(config, found["num_hidden_layers"])
-    size = 128 if kind == "qwen3" else found["hidden_size"] // heads
-    if "head_dim" in config and (config["head_dim"] is not None or kind == "qwen3"):
-        size = found["head_dim"] = whole("head_dim", config["head_dim"], 1, bounds.WIDTH)
-    elif kind == "llama" and found["hidden_size"] % heads:
-        raise InputError(f"hidden_size {found['hidden_size']} is no multiple of num_attention_heads {heads}")
-    if size % 2:
-        raise InputError(f"rotary positions pair the entries of a head, so that its size must be even, not {size}")
-    found["rope_parameters"] = rotary(config, THETA_UNSAID)
-    if "rms_norm_eps" in config:
-        found["rms_norm_eps"] = eps_of(config["rms_norm_eps"])
-    if "hidden_act" in config:
-        if config["hidden_act"] not in ACTIVATIONS:
-            near = nearest(str(config["hidden_act"])[:80], ACTIVATIONS)
-            raise InputError(
-                f"hidden_act {shown(config['hidden_act'])} is not supported; there are {', '.join(ACTIVATIONS)}{near}"
-            )
-        found["hidden_act"] = config["hidden_act"]
-    if "eos_token_id" in config:
-        ends_of(config["eos_token_id"], found["vocab_size"])
-        found["eos_token_id"] = config["eos_token_id"]
-    if config.get("pad_token_id") is not None:
-        found["pad_token_id"] = whole("pad_token_id", config["pad_token_id"], 0, found["vocab_size"] - 1)
-    if config.get("initializer_range") is not None:
-        found["initializer_range"] = float(config["initializer_range"])
-    for key in ("attention_bias", "tie_word_embeddings", *(("mlp_bias",) if kind == "llama" else ())):
-        if config.get(key) is not None:
-            found[key] = config[key]
-    return found
+    several: list[Any] = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    if not all(type(end) is int and end >= 0 for end in several):
+        raise InputError(f"eos_token_id must be a token or a list of tokens, not {shown(value)}")
+    return tuple(end for end in several if end < vocabulary)

@@ -18,11 +18,15 @@ def lacking() -> str:
     return f"needs {', '.join(missing)}: pip install 'loopscope[lm]'" if missing else ""
 
 
-def extra(name: str, purpose: str, of: str = "lm") -> ModuleType:
-    """The package `name` of an extra; InputError says what it is for and how it is installed where it is missing."""
+def extra(name: str, purpose: str, of: str | None = "lm") -> ModuleType:
+    """The package `name` of an extra; InputError says what it is for and how it is installed where it is missing.
+
+    One that is in no extra (`of` None) is installed by its own name.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:  # it is there, but broken: not a matter of installing it
             raise
-        raise InputError(f"{purpose} needs the package {name}: pip install 'loopscope[{of}]'") from error
+        install = name if of is None else f"'loopscope[{of}]'"
+        raise InputError(f"{purpose} needs the package {name}: pip install {install}") from error

@@ -8,7 +8,8 @@ The weights are `model.safetensors`, or the shards that `model.safetensors.index
 executed and no pickle is opened.  Names and shapes are compared with the config before the first weight is read.
 
 A folder written by fine-tuning also has `loopscope.json`, which says with how many loops and which boundary it was
-trained; those are then the defaults.  Other programs take it for what it is without: an ordinary checkpoint.
+trained, and which of its layers were looped if not all; those are then the defaults.  Other programs take it for what
+it is without: an ordinary checkpoint.
 
 A folder that Loopscope wrote lists the SHA-256 of its files in `SHA256SUMS` (`sums`): a file that was changed, removed
 or added since is a DamagedError.
@@ -22,7 +23,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -33,29 +35,58 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from loopscope import bounds
+from loopscope.bounds import shown
 from loopscope.errors import InputError, nearest
 from loopscope.finite import has_bad
 from loopscope.models.adapter import Adapter as Adapter
 from loopscope.models.checksums import check_files, sha256, write_sums
+from loopscope.models.hrm_text import hrm_text_from_config
+from loopscope.models.hrm_text import told_by_weights as hrm_text_told
+from loopscope.models.loop_layers import LoopLayers
+from loopscope.models.nanbeige import nanbeige_from_config
 from loopscope.models.ouro import ouro_from_config
+from loopscope.models.parcae import parcae_from_config
+from loopscope.models.parcae import told_by_weights as parcae_told
 from loopscope.models.passes import Boundary
+from loopscope.models.raven import raven_from_config
+from loopscope.models.raven import told_by_weights as raven_told
+from loopscope.models.stack_families import FAMILIES
 from loopscope.models.stacks import LOOPS as LOOPS
 from loopscope.models.stacks import stack_from_config
+from loopscope.models.trm import trm_from_config
 from loopscope.protocol import STATES
 from loopscope.store.files import damaged, first_line, new_folder, opened, reporting, write_synced
 from loopscope.store.manifest import HEADER_LIMIT, check_file_name, digest, read_json
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 LOOPED = "loopscope.json"
-"""How a folder that was fine-tuned is looped: `loops` and `boundary`, beside how it came about."""
+"""How a folder that was fine-tuned is looped: `loops`, `boundary` and perhaps `loop`, beside how it came about."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+TABLE = 0.02
+"""How far a table that follows from a config may be from it: more than it is rounded in half precision."""
 
 ADAPTERS: dict[str, Callable[[Mapping[str, Any], int | None, Boundary | None], Adapter]] = {
     "ouro": ouro_from_config,
-    "qwen3": stack_from_config,
-    "llama": stack_from_config,
+    "nanbeige": nanbeige_from_config,
+    **dict.fromkeys(FAMILIES, stack_from_config),
+    "huginn_raven": raven_from_config,
+    "parcae": parcae_from_config,
+    "trm": trm_from_config,
+    "hrm": trm_from_config,
+    "hrm_text": hrm_text_from_config,
 }
 """What builds the model of a config (with loops and boundary where they are given), by the config's `model_type`."""
+
+TOLD: dict[str, Callable[[Mapping[str, Any], Iterable[str]], Mapping[str, Any]]] = {
+    "huginn_raven": raven_told,
+    "parcae": parcae_told,
+    "hrm_text": hrm_text_told,
+}
+"""For model types whose config does not tell all: what adds to it the rest, from the names of the folder's tensors."""
+
+CLASS_NAMES = {("_class_name", "ParcaeConfig"): "parcae", ("model_class_name", "Parcae"): "parcae"}
+"""Model types of configs that have none, by a key that names a class in its place."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +102,24 @@ def load(
     *,
     loops: int | None = None,
     boundary: Boundary | None = None,
+    loop: str | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Adapter:
     """The model in a released folder, on this device, in this dtype (default: that of the files), in eval mode.
 
-    `loops` is the number of calls that a run makes by default: that of the folder's `loopscope.json`, else Ouro's own,
-    and 4 for Qwen3 and Llama.  `boundary` says what ends a call: "norm" for Ouro; for the others "none" or "norm"
-    (default: that of `loopscope.json`, else "none").
+    - `loops` is the number of calls that a run makes by default: that of the folder's `loopscope.json`, else that of a
+      model which was made for loops, and 4 for any other.
+    - `boundary` says what ends a call: "norm" for Ouro; for a pretrained stack "none" or "norm" (default: that of
+      `loopscope.json`, else "none").
+    - `loop` says which layers of a pretrained stack are looped, "11-20": those before are the prelude, those after the
+      coda (default: those of `loopscope.json`, else all).
 
     Raises InputError or DamagedError as the module says; the message names the file or key, what was expected and
     what was found.
     """
     folder = Path(folder)
-    model = outline(folder, loops=loops, boundary=boundary)
+    model = outline(folder, loops=loops, boundary=boundary, loop=loop)
     check_unchanged(folder)
     stored = tensors_of(model, folder)
     copies = {name: original for name, original in model.copies.items() if name in stored}
@@ -92,8 +127,12 @@ def load(
     for file in dict.fromkeys(place.file for place in stored.values()):
         with _opened(file) as content:
             for name in content.keys():  # noqa: SIM118  (an open file is no dict)
-                # A copy: what safetensors gives is the file itself, mapped into memory.
-                tensors[name] = _cast(file, name, content.get_tensor(name), device, dtype)
+                if (own := model.own_name(name)) is not None:
+                    # A copy: what safetensors gives is the file itself, mapped into memory.
+                    tensors[own] = _cast(file, name, content.get_tensor(name), device, dtype)
+    for name in [name for name in tensors if name in model.tables]:
+        if not torch.allclose(tensors.pop(name).cpu().float(), model.table(name), rtol=0, atol=TABLE):
+            raise InputError(f"{stored[name].file}: {name} is not what {CONFIG} says, by which it is worked out here")
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     if len(kinds) > 1:
         raise InputError(f"{folder} holds weights of several types, {' and '.join(kinds)}; choose one with dtype")
@@ -104,40 +143,63 @@ def load(
     return model.to(device).eval()  # what is in no file, too: rotary frequencies
 
 
-def outline(folder: str | Path, *, loops: int | None = None, boundary: Boundary | None = None) -> Adapter:
+def outline(
+    folder: str | Path, *, loops: int | None = None, boundary: Boundary | None = None, loop: str | None = None
+) -> Adapter:
     """The model in a folder on the meta device: names and shapes without weights; arguments and errors as `load`."""
     folder = Path(folder)
     check_files(folder, (CONFIG, LOOPED))
-    looped = read_looped(folder)
+    looped, config = read_looped(folder), read_config(folder)
+    if complete := TOLD.get(str(config.get("model_type"))):
+        names = find_tensors(folder)
+        with _about(folder / CONFIG):
+            config = {**complete(config, names)}
     return build(
-        read_config(folder),
+        config,
         folder / CONFIG,
         loops=looped.get("loops") if loops is None else loops,
         boundary=looped.get("boundary") if boundary is None else boundary,
+        loop=looped.get("loop") if loop is None else loop,
     )
 
 
 def tensors_of(model: Adapter, folder: Path) -> dict[str, Stored]:
-    """Where in a folder the tensors of its model are; only headers are read, the model may be an outline.
+    """Where in a folder the tensors of its model are, by the model's names; headers are read, it may be an outline.
 
-    InputError unless they are exactly the model's, in its shapes, perhaps with copies; else as `find_tensors`.
+    InputError unless they are exactly the model's, in its shapes, perhaps with copies, tables and tensors that nothing
+    reads; else as `find_tensors`.
     """
-    stored = find_tensors(folder)
+    stored: dict[str, Stored] = {}
+    for name, place in find_tensors(folder).items():
+        own = model.own_name(name)
+        if own in stored:
+            raise InputError(f"{folder} has {own} under two names, {name} among them")
+        if own is not None:
+            stored[own] = place
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     copies = {name: shapes[original] for name, original in model.copies.items() if name in stored}
-    _compare(folder, shapes | copies, stored)
+    tables = {name: shape for name, shape in model.tables.items() if name in stored}
+    _compare(folder, shapes | copies | tables, stored)
     return stored
 
 
 def read_looped(folder: str | Path) -> dict[str, Any]:
-    """What a folder's `loopscope.json` says, {} where there is none; DamagedError if its loops or boundary are none."""
+    """What a folder's `loopscope.json` says, {} where there is none.
+
+    DamagedError if its loops, its boundary or the layers that are looped are none.
+    """
     file = Path(folder) / LOOPED
     if not os.path.lexists(file):
         return {}
     looped = read_json(file)
-    loops, boundary = looped.get("loops"), looped.get("boundary")
+    loops, boundary, loop = looped.get("loops"), looped.get("boundary"), looped.get("loop")
     if type(loops) is not int or not 1 <= loops <= bounds.LOOPS or boundary not in get_args(Boundary):
         raise damaged(file, "a number of loops and a boundary", f"{loops!r} and {boundary!r}"[:60])
+    try:
+        if loop is not None:
+            LoopLayers.parse(loop)
+    except InputError:
+        raise damaged(file, "which layers are looped", repr(loop)[:60]) from None
     return looped
 
 
@@ -158,12 +220,16 @@ def weights_sha256(folder: str | Path) -> str:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The settings in a folder's `config.json`.  InputError without one, DamagedError if it is no JSON object."""
+    """The settings in a folder's `config.json`, a `model_type` among them where it is known by another name.
+
+    InputError without one, DamagedError if it is no JSON object."""
     file = Path(folder) / CONFIG
     if not file.is_file():
         missing = f"it has no {CONFIG}" if file.parent.is_dir() else "there is no such folder"
         raise InputError(f"{folder} is no checkpoint: {missing}")
-    return read_json(file)
+    config = read_json(file)
+    kind = next((kind for (key, name), kind in CLASS_NAMES.items() if config.get(key) == name), None)
+    return config if kind is None else {"model_type": kind, **config}
 
 
 def build(
@@ -172,6 +238,7 @@ def build(
     *,
     loops: int | None = None,
     boundary: Boundary | None = None,
+    loop: str | None = None,
 ) -> Adapter:
     """The model that a config describes, on the meta device: names and shapes, no memory.
 
@@ -179,13 +246,25 @@ def build(
     """
     if loops is not None:
         bounds.whole("loops", loops, 1, bounds.LOOPS)
-    kind = str(config.get("model_type"))
+    kind = str(config.get("model_type", ""))
     if kind not in ADAPTERS:
-        there = ", ".join(ADAPTERS)
-        raise InputError(f"{name}: model_type {kind!r} is unknown; there are: {there}{nearest(kind, ADAPTERS)}")
-    try:
+        what, near = (
+            (f"model_type {shown(kind)} is unknown", nearest(kind, ADAPTERS)) if kind else ("no model_type", "")
+        )
+        raise InputError(f"{name}: {what}; there are: {', '.join(ADAPTERS)}{near}")
+    with _about(name):
         with torch.device("meta"):
-            return ADAPTERS[kind](config, loops, boundary)
+            model = ADAPTERS[kind](config, loops, boundary)
+        if loop is not None:
+            model.choose_loop(loop)
+        return model
+
+
+@contextmanager
+def _about(name: str | Path) -> Iterator[None]:
+    """What is wrong inside is said of this file."""
+    try:
+        yield
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -202,7 +281,10 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
     if not index.is_file():
         pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
         if pickles:
-            raise InputError(f"{folder} has only pickled weights, {pickles[0]}, which are never opened; needs {SINGLE}")
+            raise InputError(
+                f"{folder} has only pickled weights, {pickles[0]}, which are never opened unasked; "
+                f"loopscope lm convert {folder} --out FOLDER writes them as {SINGLE}"
+            )
         raise InputError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed:

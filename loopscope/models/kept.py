@@ -14,6 +14,7 @@ from pathlib import Path
 from loopscope.errors import DamagedError, InputError
 from loopscope.maps import not_finite
 from loopscope.models.checksums import SUMS, sums_text
+from loopscope.models.configs import size_of
 from loopscope.models.extras import lacking
 from loopscope.models.folders import (
     CONFIG,
@@ -28,6 +29,7 @@ from loopscope.models.folders import (
 from loopscope.models.identity import identify
 from loopscope.models.steering import load_steering_map, read_fitted
 from loopscope.models.text import OLD_SETTINGS, SETTINGS, TEMPLATE, TOKENIZER, load_tokenizer
+from loopscope.pieces import pieces_of
 from loopscope.store.artefacts import IDENTITY, LM, WEIGHTS_SHA
 from loopscope.store.files import damaged, read
 from loopscope.store.manifest import MANIFEST
@@ -86,9 +88,14 @@ def check_model(artefact: Artefact) -> int:
 
 
 def check_map(artefact: Artefact, model: Artefact) -> None:
-    """Load the kept map of a kept model; InputError or DamagedError where the two do not fit."""
+    """Load the kept map of a kept model; InputError or DamagedError where the two do not fit.
+
+    InputError, too, where the packages for that are not installed (`extras.lacking`).
+    """
     saved, folder = opened(artefact), model.folder
-    load_steering_map(saved, folder, read_config(folder).get("hidden_size"))
+    if missing := lacking():
+        raise InputError(missing)
+    load_steering_map(saved, folder, pieces_of(outline(folder)).state_width)
     fitted = read_fitted(saved)
     try:
         misfit = "" if fitted is None else fitted.misfit(saved, folder, identify(folder), None)
@@ -101,6 +108,11 @@ def check_map(artefact: Artefact, model: Artefact) -> None:
 def about(artefact: Artefact) -> str:
     """A kept model in one line: its kind, its size and how it is looped."""
     config, looped = read_config(artefact.folder), read_looped(artefact.folder)
-    size = f"{config.get('num_hidden_layers')} layers of width {config.get('hidden_size')}"
+    layers, width = (size_of(config, name) for name in ("layers", "width"))
+    if None in (layers, width):  # a family that calls them otherwise
+        model = outline(artefact.folder)
+        layers, width = len(model.layers), model.width
+    size = f"{layers} layers of width {width}"
     loops = f", {looped['loops']} loops" if looped else ""
-    return f"{config.get('model_type')}, {size}{loops}"
+    part = f" of layers {looped['loop']}" if looped.get("loop") else ""
+    return f"{config.get('model_type')}, {size}{loops}{part}"

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from loopscope import bounds
 from loopscope.bounds import shown, whole
 from loopscope.errors import InputError
-from loopscope.models.adapter import Adapter
+from loopscope.models.adapter import Sized
 from loopscope.models.configs import base_of, check_keys, check_shared, ends_of, eps_of, rotary, sizes
 from loopscope.models.passes import Boundary, RotaryAngles
 
@@ -83,6 +83,11 @@ class OuroConfig:
         eps_of(self.eps)
         base_of(self.base)
 
+    @property
+    def head_size(self) -> int:
+        """Size k of a head: its share of the width."""
+        return self.width // self.heads
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OuroConfig:
         """Read the keys of a released config; InputError for one that is missing, of a wrong type, or not supported."""
@@ -113,24 +118,32 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """The normed rows."""
+        if x.dtype == self.weight.dtype:  # one operation on a GPU
+            return nnf.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
 
 
 def angles_of(rows: Int[Tensor, "*P R"], size: int, base: float, dtype: torch.dtype) -> RotaryAngles:
-    """Cosines and sines of rows in heads of a size, in fp32 or better: plane i has the frequency base^(-2i/size)."""
+    """The angles of rows in heads of a size, as `rotate` takes them: plane i has the frequency base^(-2i/size)."""
     kind = torch.promote_types(dtype, torch.float32)
     steps = torch.arange(0, size, 2, device=rows.device).to(kind) / size
     angle = (rows[..., None].to(kind) * (1.0 / base**steps)).unsqueeze(-3)  # alike for all heads
-    return RotaryAngles(angle.cos(), angle.sin())
+    return in_halves(angle.cos(), angle.sin(), dtype)
+
+
+def in_halves(cos: Float[Tensor, "*P R half"], sin: Float[Tensor, "*P R half"], dtype: torch.dtype) -> RotaryAngles:
+    """Angles as `rotate` takes them: once for every entry, with the sign that its partner comes with."""
+    return RotaryAngles(torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype))
 
 
 def rotate(x: Float[Tensor, "*B H R k"], rotary_angles: RotaryAngles) -> Float[Tensor, "*B H R k"]:
-    """x turned by its position: entry i is paired with entry i + k/2."""
+    """x turned by its position: entry i is paired with entry i + n/2, of the first n, as many as there are angles."""
     cos, sin = rotary_angles.cos.to(x.dtype), rotary_angles.sin.to(x.dtype)
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    turning, still = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    turned = turning * cos + turning.roll(cos.shape[-1] // 2, -1) * sin
+    return torch.cat([turned, still], -1) if still.shape[-1] else turned
 
 
 class _Attention(nn.Module):
@@ -138,7 +151,7 @@ class _Attention(nn.Module):
 
     def __init__(self, config: OuroConfig) -> None:
         super().__init__()
-        kv = config.width // config.heads * config.kv_heads
+        kv = config.head_size * config.kv_heads
         self.q_proj = nn.Linear(config.width, config.width, bias=False)
         self.k_proj = nn.Linear(config.width, kv, bias=False)
         self.v_proj = nn.Linear(config.width, kv, bias=False)
@@ -154,8 +167,9 @@ class _Mlp(nn.Module):
         self.up_proj = nn.Linear(config.width, config.mlp, bias=False)
         self.down_proj = nn.Linear(config.mlp, config.width, bias=False)
 
-    def forward(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
-        return self.down_proj(nnf.silu(self.gate_proj(x)) * self.up_proj(x))
+    def hidden(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B m"]:
+        """Its units."""
+        return nnf.silu(self.gate_proj(x)) * self.up_proj(x)
 
 
 class OuroLayer(nn.Module):
@@ -164,7 +178,7 @@ class OuroLayer(nn.Module):
     def __init__(self, config: OuroConfig) -> None:
         super().__init__()
         self.heads, self.base = config.heads, config.base
-        self.size = config.width // config.heads
+        self.size = config.head_size
         self.scale = self.size**-0.5
         self.self_attn = _Attention(config)
         self.mlp = _Mlp(config)
@@ -195,9 +209,17 @@ class OuroLayer(nn.Module):
         """What attention adds to the residual stream, from the heads' outputs."""
         return self.input_layernorm_2(self.self_attn.o_proj(z.transpose(-2, -3).flatten(-2)))
 
+    def mlp_hidden(self, x: Float[Tensor, "*B R d"]) -> Float[Tensor, "*B R m"]:
+        """The MLP's hidden units; x is the stream after attention."""
+        return self.mlp.hidden(self.post_attention_layernorm(x))
+
+    def mlp_from(self, hidden: Float[Tensor, "*B R m"]) -> Float[Tensor, "*B R d"]:
+        """What the MLP adds to the residual stream, of its hidden units."""
+        return self.post_attention_layernorm_2(self.mlp.down_proj(hidden))
+
     def mlp_out(self, x: Float[Tensor, "*B R d"]) -> Float[Tensor, "*B R d"]:
         """What the MLP adds to the residual stream; x is the stream after attention."""
-        return self.post_attention_layernorm_2(self.mlp(self.post_attention_layernorm(x)))
+        return self.mlp_from(self.mlp_hidden(x))
 
 
 class _Trunk(nn.Module):
@@ -212,7 +234,7 @@ class _Trunk(nn.Module):
         self.early_exit_gate = nn.Linear(config.width, 1)
 
 
-class Ouro(Adapter):
+class Ouro(Sized):
     """embed -> F -> F -> ... -> read, one shared F that ends with a norm; a `LanguageModel`.
 
     A fresh one has PyTorch's initial weights; `folders.load` gives a released one.
@@ -230,44 +252,9 @@ class Ouro(Adapter):
         return tuple(self.model.layers)
 
     @property
-    def width(self) -> int:
-        """Width d of the state."""
-        return self.config.width
-
-    @property
-    def heads(self) -> int:
-        """Attention heads per layer."""
-        return self.config.heads
-
-    @property
-    def head_size(self) -> int:
-        """Size k of a head: its share of the width."""
-        return self.config.width // self.config.heads
-
-    @property
-    def loops(self) -> int:
-        """Calls of F in training; any number may be run."""
-        return self.config.loops
-
-    @property
     def boundary(self) -> Boundary:
         """What ends every call: the final norm."""
         return "norm"
-
-    @property
-    def positions(self) -> int:
-        """The longest input, in tokens."""
-        return self.config.positions
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens there are."""
-        return self.config.vocabulary
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
-        return self.config.ends
 
     @property
     def unread(self) -> tuple[nn.Parameter, ...]:

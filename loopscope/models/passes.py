@@ -1,34 +1,37 @@
-"""One pass of tokens through a program, as language models need it: left padding, a cache, gradients.
+"""One pass of tokens through a program: left padding, a cache, gradients.
 
-`execute.run` wants inputs of one length and knows no padding; it is for patches, sweeps and readouts.  The pass here
-makes no patches, but takes a mask over left-padded rows, starts behind rows that a cache holds, uses fused attention
-and lets gradients through.  On the same unpadded tokens both agree up to float rounding.
+    found = one_pass(model, tokens, F**8, mask=mask)
+    found.states["h3"], found.read("h3")
 
-A padded row is seen by itself alone: no real row looks at it, and its own values stay finite but mean nothing.
-Positions count real rows only, so padding an example does not move it.
+`execute.run` is for patches and sweeps.  The pass here makes no patches, but takes a mask over left-padded rows, starts
+behind rows that a cache holds, uses fused attention and lets gradients through, for every model of the protocol.  On
+the same unpadded tokens both agree up to float rounding.
+
+Padding an example does not move it: `padding.py`.  A state alone does not give logits, as a coda attends to the states
+of other rows: read them from the pass.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 import torch
-import torch.nn.functional as nnf
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from loopscope.errors import InputError, nearest
 from loopscope.execute.conformity import ensure
 from loopscope.finite import Watch
-from loopscope.model import causal
-from loopscope.program import Call, Program
-from loopscope.protocol import LoopedLayer, LoopedModel, TokenMap
+from loopscope.models.caches import Cache
+from loopscope.models.layers import PassLayers, embedded
+from loopscope.models.padding import PassRows, check_mask
+from loopscope.pieces import Pieces, pieces_of
+from loopscope.program import Call, Program, ProgramLike, as_program
+from loopscope.protocol import LoopedModel, TokenMap
 
 Boundary = Literal["none", "norm"]
 """What ends a call of F: nothing, or the model's final norm, which then is no part of the readout."""
@@ -61,7 +64,7 @@ def precision_name(dtype: torch.dtype) -> str:
 
 
 class RotaryAngles(NamedTuple):
-    """Rotary positions worked out: cosines and sines of every row's angles, [..., 1, R, k or k/2], for all heads."""
+    """Rotary positions worked out, [..., 1, R, k or k/2] for all heads: cosines and sines, as the layers take them."""
 
     cos: Float[Tensor, "*P 1 R angles"]
     sin: Float[Tensor, "*P 1 R angles"]
@@ -69,10 +72,11 @@ class RotaryAngles(NamedTuple):
 
 @runtime_checkable
 class LanguageModel(LoopedModel, Protocol):
-    """A looped model that can also be padded and decoded.
+    """A looped model that can also be decoded.
 
-    Two promises beyond `LoopedModel`: `embed` does not look at where a token stands, and the layers' `project` takes
-    `rows` [R] for all examples or [B, R] for each, or in their place what `rotary_angles` gives for them.
+    Two promises beyond `LoopedModel`: `embed` looks at where a token stands only through its `rows`, if it takes them;
+    and `embed`, `start` and the layers' `project` take `rows` [R] for all examples or [B, R] for each, `project` also
+    in their place what `rotary_angles` gives for them.
     """
 
     def rotary_angles(self, rows: Tensor, h: Tensor) -> RotaryAngles | Tensor:
@@ -107,43 +111,51 @@ class LanguageModel(LoopedModel, Protocol):
         ...
 
 
-class Cache:
-    """Keys and values of the rows so far, one slot for every (loop, layer), each with space for `room` rows.
+class Pass:
+    """What a pass saw: the state at every point, and what is read at each.
 
-    The layers of F are used again in every loop, but on other states: a slot per layer would mix the loops.
+    A point has the states of those examples that came there.  With a cache, what is to be read of a model with a coda
+    is read before the next pass.
     """
 
-    def __init__(self, room: int) -> None:
-        self.room, self.length = room, 0
-        self._slots: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    def __init__(self, layers: PassLayers, states: dict[str, Tensor], loops: Mapping[str, int]) -> None:
+        self.states = states
+        self._layers, self._loops = layers, loops
+        self._left: dict[str, Tensor] = {}
 
-    def __len__(self) -> int:
-        """How many slots are in use."""
-        return len(self._slots)
+    def left(self, point: str) -> Float[Tensor, "_ R d"]:
+        """What the model's `read` is given at a point: the state, or what the coda makes of it."""
+        if point not in self.states:
+            raise InputError(f"there is no point {point!r}{nearest(point, self.states)}")
+        if point not in self._left:
+            layers, loop = self._layers, self._loops[point]
+            x = layers.pieces.leave(self.states[point])
+            if layers.pieces.coda:
+                where = f"coda[{loop if point == f'h{loop}' else point}]"
+                x = layers(where, layers.pieces.coda, x, loop)
+                layers.see(x, where)
+            self._left[point] = x
+        return self._left[point]
 
-    def extend(
-        self, loop: int, layer: int, k: Float[Tensor, "B H R k"], v: Float[Tensor, "B H R k"]
-    ) -> tuple[Float[Tensor, "B H S k"], Float[Tensor, "B H S k"]]:
-        """Put the keys and values of the next rows into a slot; all S rows of that slot so far, as views."""
-        if (loop, layer) not in self._slots:
-            shape = (*k.shape[:2], self.room, k.shape[3])
-            self._slots[loop, layer] = (k.new_zeros(shape), v.new_zeros(shape))
-        keys, values = self._slots[loop, layer]
-        end = self.length + k.shape[2]
-        keys[:, :, self.length : end], values[:, :, self.length : end] = k, v
-        return keys[:, :, :end], values[:, :, :end]
-
-    def advance(self, rows: int) -> None:
-        """Every slot now holds `rows` rows more."""
-        self.length += rows
+    def read(self, point: str, rows: int | slice = slice(None)) -> Float[Tensor, "_ *R classes"]:
+        """Logits at a point, of all rows or of some."""
+        return self._layers.pieces.read(self.left(point)[:, rows])
 
 
 def states(
-    model: LanguageModel,
-    tokens: Int[Tensor, "B R"],
-    program: Program,
+    model: LoopedModel, tokens: Int[Tensor, "B R"] | None, program: ProgramLike, **settings: Any
+) -> dict[str, Float[Tensor, "_ R s"]]:
+    """The state at every point of a program without patches ("h0", "h1", "h1 J:one", ...); all else as `one_pass`."""
+    return one_pass(model, tokens, program, **settings).states
+
+
+def one_pass(
+    model: LoopedModel,
+    tokens: Int[Tensor, "B R"] | None,
+    program: ProgramLike,
     *,
     maps: Mapping[str, TokenMap] | None = None,
+    state: Tensor | None = None,
     mask: Bool[Tensor, "B S"] | None = None,
     cache: Cache | None = None,
     branches: Int[Tensor, "B R"] | None = None,
@@ -151,15 +163,17 @@ def states(
     recompute: bool = False,
     compiled: bool = False,
     watch: Watch | None = None,
-) -> dict[str, Float[Tensor, "_ R d"]]:
-    """The state at every point of a program without patches ("h0", "h1", "h1 J:one", ...).
+) -> Pass:
+    """A program without patches on tokens, or on a given `state` [B, R, s] for one that starts from one.
+
+    Beside a state, tokens are needed where the model looks at them in every call, and may be None elsewhere.
 
     `examples` says for every step how many of the B examples, counted from the first, take it (default: all); those
     that do not have left, so a point has the states of those that came there.
 
     `mask` is False at left padding.  With a cache, `tokens` follow the rows in it, their keys and values are added, and
-    `mask` covers all S = cached + R rows; without one, S = R.  Text may also be padded on the right without a mask:
-    attention is causal, so no real row sees what follows it.
+    `mask` covers all S = cached + R rows; without one, S = R.  Text for a causal model may also be padded on the right
+    without a mask: no real row sees what follows it.
 
     `branches` lets texts that begin alike share their beginning: a token of branch 0 is seen by all tokens behind it,
     one of another branch by those of its branch alone, and its position counts the tokens that it sees.  So every
@@ -172,127 +186,68 @@ def states(
     A pass without gradients looks whether its numbers stay finite, once at its end, and raises NotFiniteError; one with
     gradients, compiled or inside `known_tokens` does not wait for that.  With a `watch`, its owner asks.
 
-    Raises InputError for a program that has patches or starts from a state, a map that was not given, a mask that is no
-    left padding, more rows than positions, `recompute` with a cache, which would be extended twice, `examples` that do
-    not go down from B to 1 or more, and examples or branches with a mask or a cache.
+    Raises InputError for a program that has patches, or a start that the model or these inputs do not have, a map that
+    was not given, a mask that is no left padding, more rows than positions, `recompute` with a cache, which would be
+    extended twice, a cache behind rows that see new ones, `examples` that do not go down from B to 1 or more, examples
+    or branches with a mask or a cache, and branches of a model that is no language model, or whose rows see later ones.
     """
     if recompute and cache is not None:
         raise InputError("layers cannot be recomputed with a cache: leave out one of the two")
-    taking = [len(tokens)] * len(program.steps) if examples is None else list(examples)
-    if len(taking) != len(program.steps) or any(b > a or b < 1 for a, b in pairwise([len(tokens), *taking])):
-        raise InputError(f"{taking} are not the examples of {len(program.steps)} steps, from {len(tokens)} down to 1")
+    pieces, maps, program = pieces_of(model), maps or {}, as_program(program)
+    shape = _check(pieces, program, maps, tokens, state)
+    taking = [shape[0]] * len(program.steps) if examples is None else list(examples)
+    if len(taking) != len(program.steps) or any(b > a or b < 1 for a, b in pairwise([shape[0], *taking])):
+        raise InputError(f"{taking} are not the examples of {len(program.steps)} steps, from {shape[0]} down to 1")
     if examples is not None and not (mask is None and cache is None):
         raise InputError("examples cannot leave a pass with a mask or a cache")
     if branches is not None and not (mask is None and cache is None):
         raise InputError("branches cannot have a mask or a cache")
-    maps = maps or {}
-    through = _compiled() if compiled else _through
+    if branches is not None and not hasattr(model, "rotary_angles"):
+        raise InputError("branches need a language model, whose layers can be told where every row stands")
     before = 0 if cache is None else cache.length
-    total = before + tokens.shape[1]
-    _check(model, program, maps, total)
+    total = before + shape[1]
+    positions = getattr(model, "positions", None)
+    if isinstance(positions, int):  # a model that is none of language may have a table of that name
+        check_length(total, positions)
     if mask is not None:
-        check_mask(mask, len(tokens), total)
+        check_mask(mask, shape[0], total)
     if not (before or compiled or _known.get()):
-        ensure(model, tokens)
-    h = model.embed(tokens)
-    rows = torch.arange(before, total, device=h.device)
-    positions, visible = rows, None
-    if mask is not None:
-        positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, before:]
-        keys = torch.arange(total, device=h.device)
-        visible = (causal(rows, keys) & mask[:, None, None]) | (keys == rows[:, None])
-    elif branches is not None:
-        seen = (branches == 0)[:, None] | (branches[:, None] == branches[..., None])
-        visible = (causal(rows, rows) & seen)[:, None]
-        positions = visible[:, 0].sum(-1) - 1
-    elif before and len(rows) > 1:
-        visible = causal(rows, torch.arange(total, device=h.device))
+        ensure(model, tokens, state)
+        if tokens is not None and branches is None:
+            pieces.check_input(tokens, mask)
+    device = (tokens if state is None else state).device  # type: ignore[union-attr]
+    rows = PassRows(before, total, device, mask, branches)
 
+    e = None if tokens is None or not (pieces.injects or state is None) else embedded(pieces, tokens, rows)
+    x = e if e is not None else cast("Tensor", state)[..., : pieces.width]
     own = None if watch or compiled or torch.is_grad_enabled() or _known.get() else Watch()
-    watch = watch or own
-    rotary_angles = model.rotary_angles(positions, h)
-    alone = visible is None and before == 0  # decided here, so that a compiled layer knows it for certain
-    found = {program.points[0]: h}
-    for index, (point, step) in enumerate(zip(program.points[1:], program.steps, strict=True)):
+    layers = PassLayers(pieces, rows, tokens, x, cache, recompute, compiled, watch or own)
+    if e is not None:
+        e = pieces.settle(layers("prelude", pieces.prelude, e, 0))
+    h = pieces.start(cast("Tensor", e), program.start, rows.positions) if state is None else state
+
+    points = program.points
+    found, loops = {points[0]: h}, {points[0]: program.first}
+    for index, (point, step) in enumerate(zip(points[1:], program.steps, strict=True)):
         if taking[index] < len(h):
             h = h[: taking[index]].clone()  # a view would be compiled anew
-            if visible is not None:  # there are branches: every example has its own
-                visible = visible[: len(h)].clone()
-                rotary_angles = _first(rotary_angles, len(h))
+            e = None if e is None else e[: taking[index]].clone()
+        loop = program.loop_of(index)
         if isinstance(step, Call):
-            loop = program.loop_of(index)
-            for number, layer in enumerate(model.layers, start=1):
-                slot = None if cache is None else _Slot(cache, loop, number)
-                if recompute:
-                    # Nothing in a layer is random, so no generator's state has to be kept with it.
-                    h = checkpoint(
-                        through, layer, h, rotary_angles, visible, alone, None, None, use_reentrant=False,
-                        preserve_rng_state=False,
-                    )  # fmt: skip
-                else:
-                    see = None if watch is None else _See(watch, loop, number)
-                    h = through(layer, h, rotary_angles, visible, alone, slot, see)
-            if watch:
-                watch.see(h, "loop", loop)  # before a norm can hide it
-            h = model.close(h)
+            entered = pieces.enter(h, e, loop, step.stack)
+            last = layers(loop, pieces.stack(step.stack), entered, loop)
+            layers.see(last, "loop", loop)  # before a norm can hide it
+            h = pieces.close(last, h, step.stack)
         else:
             h = maps[step.name](h)
-        found[point] = h
-        if watch:
-            watch.see(h, point)
+        found[point], loops[point] = h, loop
+        layers.see(h, point)
     if cache is not None:
-        cache.advance(tokens.shape[1])
+        cache.advance(shape[1])
     if own:
         own.check(f"'{program}'", h.dtype)
-    return found
-
-
-def _first(rotary_angles: RotaryAngles | Tensor, examples: int) -> RotaryAngles | Tensor:
-    """Those of the first examples, in memory of their own."""
-    if isinstance(rotary_angles, RotaryAngles):
-        return RotaryAngles(*(each[:examples].clone() for each in rotary_angles))
-    return rotary_angles[:examples]
-
-
-class _Slot(NamedTuple):
-    """Where in a cache the keys and values of one layer go."""
-
-    cache: Cache
-    loop: int
-    layer: int
-
-
-class _See(NamedTuple):
-    """Who looks at the attention of one layer."""
-
-    watch: Watch
-    loop: int
-    layer: int
-
-
-def _through(
-    layer: LoopedLayer,
-    h: Float[Tensor, "B R d"],
-    rotary_angles: Any,
-    visible: Bool[Tensor, "*M R S"] | None,
-    alone: bool,
-    slot: _Slot | None,
-    see: _See | None,
-) -> Float[Tensor, "B R d"]:
-    """The stream after one layer; `alone`: all rows are here and see those before them, so no mask is needed."""
-    q, k, v = layer.project(h, rotary_angles, "qkv")
-    if see is not None:
-        see.watch.scores(q, k, "loop", see.loop, "layer", see.layer)
-    if slot is not None:
-        k, v = slot.cache.extend(slot.loop, slot.layer, k, v)
-    z = nnf.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=alone, scale=layer.scale)
-    h = h + layer.attn_out(z)
-    return h + layer.mlp_out(h)
-
-
-@functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(_through, dynamic=True)
+        layers.watch = None  # a later reading is not waited for
+    return Pass(layers, found, loops)
 
 
 _known: ContextVar[bool] = ContextVar("known", default=False)
@@ -329,21 +284,31 @@ def check_length(length: int, positions: int) -> None:
         raise InputError(f"{length} tokens given, but the model has {positions} positions")
 
 
-def check_mask(mask: Bool[Tensor, "B S"], examples: int, length: int) -> None:
-    """InputError unless the mask is [examples, length], True at the end of every example and False only before."""
-    if mask.shape != (examples, length):
-        raise InputError(f"the mask has shape {list(mask.shape)}, but the tokens {[examples, length]}")
-    if not bool(mask[:, -1].all()) or bool((mask[:, :-1] & ~mask[:, 1:]).any()):
-        raise InputError("the mask is no left padding: each example must be padded at its start only")
-
-
-def _check(model: LanguageModel, program: Program, maps: Mapping[str, TokenMap], total: int) -> None:
-    if program.start is not None:
-        raise InputError(f"'{program}' starts from a given state; a pass over tokens starts from tokens")
+def _check(
+    pieces: Pieces, program: Program, maps: Mapping[str, TokenMap], tokens: Tensor | None, state: Tensor | None
+) -> tuple[int, int]:
+    """InputError where a program cannot be run on these inputs; gives how many examples and rows there are."""
     if program != program.skeleton:
         raise InputError(f"'{program}' has patches; a plain pass makes none (nearest: {program.skeleton})")
+    pieces.check(program)
     for step in program.steps:
         if not isinstance(step, Call) and step.name not in maps:
             there = ", ".join(maps) or "none"
             raise InputError(f"no map named {step.name!r} was given; there are: {there}{nearest(step.name, maps)}")
-    check_length(total, model.positions)
+    if program.given and state is None:
+        raise InputError(f"'{program}' starts from a given state; give state=, or leave out h{program.start}")
+    if not program.given and state is not None:
+        raise InputError(f"'{program}' starts from tokens, but a state was given (nearest: h0 {program})")
+    if tokens is None and (state is None or pieces.needs_tokens):
+        beside = "tokens" if state is None else "the tokens beside its state: this model looks at them in every call"
+        raise InputError(f"'{program}' needs {beside}")
+    if tokens is not None and (tokens.dim() != 2 or not tokens.numel()):
+        raise InputError(f"tokens must be whole numbers [batch, tokens], not {tokens.dtype} {list(tokens.shape)}")
+    if state is None:
+        assert tokens is not None
+        return tokens.shape[0], tokens.shape[1]
+    like = state.shape[:2] if tokens is None else tokens.shape
+    wanted = (*like, pieces.state_width)
+    if state.shape != wanted or not state.is_floating_point():
+        raise InputError(f"a state of '{program}' must be {list(wanted)}, not {state.dtype} {list(state.shape)}")
+    return state.shape[0], state.shape[1]

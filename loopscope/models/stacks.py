@@ -1,23 +1,29 @@
-"""Looped Qwen3 and looped Llama: a pretrained stack, applied again and again.
+"""Looped stacks: a pretrained model of transformers, its layers applied again and again.
 
     stack = LoopedStack(transformers.Qwen3ForCausalLM.from_pretrained(folder), loops=4)
     run(stack, tokens, ["F4", "F4 J:one F"], maps={"one": J_one})
 
-What is mapped.  F is the whole stack of decoder layers of transformers' own `Qwen3ForCausalLM` or `LlamaForCausalLM`,
-every layer from first to last.  The projections, norms and MLPs are transformers' modules, with their own weights and
-key names; only the order of computation is written here, so that every part can be read and replaced.  The tokens
-enter once, and a row has the same rotary position in every loop.  Keys and values shared by several query heads are
-repeated, so that heads are query heads throughout: a patch of `k` or `v` at one head leaves the others of its group
-alone.  `q` and `k` are patched after their norms (Qwen3) and their rotation.
+    stack = LoopedStack(model, loops=4, loop="11-20")      layers 1 to 10 once, 11 to 20 four times, then the rest
+
+What is mapped.  Llama, Mistral, Qwen2, Qwen3, OLMo2, Gemma2, GPT-2 and GPT-NeoX (Pythia).  F is the whole stack of
+decoder layers, from first to last, or some of them (`loop`): then those before are the prelude and those after the coda
+of every reading.  The projections, norms and MLPs are transformers' modules, with their own weights and key names; only
+the order of computation is written here (`stack_layers`), so that every part can be read and replaced.  The tokens
+enter once, and a row has the same position in every loop.  Keys and values shared by several query heads are repeated,
+so that heads are query heads throughout: a patch of `k` or `v` at one head leaves the others of its group alone.  `q`
+and `k` are patched after their norms and their rotation, `attn_out` and `mlp_out` after the norms that some families
+have there.  Windows are the layers' `mask`, bounds on scores their `softcap`, parallel branches their `parallel`.
 
 The boundary between loops is a setting.  "none": the stream runs on as it is, and the final norm belongs to the
-readout.  "norm": the final norm ends every call, as in Ouro, and the readout is the head alone.  With one loop both
-are the original model.
+readout.  "norm": the final norm ends every call, as in Ouro, and the readout is the head alone; a loop that ends before
+the last layer has no such norm.  With one loop all are the original model.
 
-What is not mapped, on purpose.  Sliding windows and rotary scalings that change with the length of the input (they
-would make a row depend on rows after it) are refused.  Attention dropout, transformers' caches, attention kernels and
-generation are not used: padding, the cache with a slot for every (loop, layer) and decoding are those of `passes` and
-`decoding`, the same as for Ouro.  There is no exit gate.
+What is not mapped, on purpose.  Sliding windows of Qwen2 and Qwen3 and rotary scalings that change with the length of
+the input (they would make a row depend on rows after it) are refused.  Dropout, transformers' caches, attention kernels
+and generation are not used: padding, the cache with a slot for every (loop, layer) and decoding are those of `passes`
+and `decoding`, the same as for Ouro.  There is no exit gate.
+
+What certifies it: transformers' own logits at one loop, on random weights of each family, to 5e-5 in fp32.
 """
 
 from __future__ import annotations
@@ -34,66 +40,20 @@ from torch import Tensor, nn
 from loopscope import bounds
 from loopscope.errors import InputError
 from loopscope.models.adapter import Adapter
-from loopscope.models.configs import CLASSES, ends_of, stack_settings
+from loopscope.models.configs import ends_of
 from loopscope.models.extras import extra
-from loopscope.models.passes import Boundary, RotaryAngles, boundary_named
+from loopscope.models.loop_layers import LoopLayers
+from loopscope.models.passes import Boundary, RotaryAngles, boundary_named, check_tokens
+from loopscope.models.stack_families import FAMILIES
+from loopscope.models.stack_layers import StackLayer, angles_by, normed
+from loopscope.models.stack_settings import stack_settings
 
 LOOPS = 4
 """Loops of a checkpoint that was not made for loops, where nothing is said."""
 
 
-class StackLayer:
-    """One decoder layer of transformers, cut into the pieces that can be read and replaced.
-
-    It owns nothing: the weights stay where they are in the model.
-    """
-
-    def __init__(self, decoder: Any, rotary: Any) -> None:
-        self.decoder, self.attention, self.rotary = decoder, decoder.self_attn, rotary
-        self.scale = float(self.attention.scaling)
-
-    def project(
-        self, x: Float[Tensor, "*B R d"], rows: Int[Tensor, "*P R"] | RotaryAngles, parts: str = "qkv"
-    ) -> tuple[Float[Tensor, "*B H R k"], ...]:
-        """Queries, keys, values ("q", "kv" or "qkv") of these rows, q and k normed and rotated to their positions.
-
-        `rows` are the positions, [R] for all examples or [B, R] for each, or the model's `rotary_angles` of them.
-        """
-        attention, y = self.attention, self.decoder.input_layernorm(x)
-        cos, sin = rows if isinstance(rows, RotaryAngles) else _angles(self.rotary, rows, x)
-        found = []
-        for part in parts:
-            heads = getattr(attention, f"{part}_proj")(y).unflatten(-1, (-1, attention.head_dim))
-            if part != "v":
-                norm = getattr(attention, f"{part}_norm", None)
-                heads = heads if norm is None else norm(heads)
-            heads = heads.transpose(-2, -3)
-            if part != "v":
-                first, second = heads.chunk(2, -1)
-                heads = heads * cos + torch.cat([-second, first], -1) * sin
-            if part != "q":
-                heads = heads.repeat_interleave(attention.num_key_value_groups, -3)
-            found.append(heads)
-        return tuple(found)
-
-    def attn_out(self, z: Float[Tensor, "*B H R k"]) -> Float[Tensor, "*B R d"]:
-        """What attention adds to the residual stream, from the heads' outputs."""
-        return self.attention.o_proj(z.transpose(-2, -3).flatten(-2))
-
-    def mlp_out(self, x: Float[Tensor, "*B R d"]) -> Float[Tensor, "*B R d"]:
-        """What the MLP adds to the residual stream; x is the stream after attention."""
-        return self.decoder.mlp(self.decoder.post_attention_layernorm(x))
-
-
-def _angles(rotary: Any, rows: Int[Tensor, "*P R"], x: Float[Tensor, "*B R d"]) -> RotaryAngles:
-    """By transformers' own rotary positions."""
-    several = rows if rows.dim() > 1 else rows[None]  # some versions of transformers take no fewer axes
-    cos, sin = rotary(x, several)
-    return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3))
-
-
 class LoopedStack(Adapter):
-    """A Qwen3 or Llama model of transformers as a looped model: embed -> F -> F -> ... -> read; a `LanguageModel`.
+    """A model of transformers as a looped model: embed -> F -> F -> ... -> read; a `LanguageModel`.
 
     The modules of `backbone` are used as they are, not copied.  Attributes are named as in the released files, and a
     head that is tied to the embedding is none of its own, so that a state dict is a file's.  `loops` is the number of
@@ -101,23 +61,76 @@ class LoopedStack(Adapter):
     architecture or has something that cannot be mapped.
     """
 
-    def __init__(self, backbone: nn.Module, *, loops: int = LOOPS, boundary: Boundary = "none") -> None:
+    def __init__(
+        self, backbone: nn.Module, *, loops: int = LOOPS, boundary: Boundary = "none", loop: str | None = None
+    ) -> None:
         super().__init__()
         whole = cast("Any", backbone)  # transformers' attributes are unknown to a type checker
         self.config: Any = whole.config
         stack_settings(self.config.to_dict(), type(self.config)().to_dict())
+        self.family = FAMILIES[self.config.model_type]
         self._loops = bounds.whole("loops", loops, 1, bounds.LOOPS)
         self._boundary = boundary_named(boundary)
-        self.model: Any = whole.model
-        tied = whole.lm_head.weight is whole.model.embed_tokens.weight
-        self.lm_head: Any = None if tied else whole.lm_head
-        _check_rotary(self.model.rotary_emb)
-        self._layers = tuple(StackLayer(each, self.model.rotary_emb) for each in self.model.layers)
+        self.add_module(self.family.body, getattr(whole, self.family.body))
+        head = whole.lm_head if hasattr(whole, "lm_head") else whole.get_output_embeddings()  # of other versions
+        self.lm_head: Any = None if head.weight is self.embedding.weight else head
+        rotary = self.rotary
+        if rotary is not None:
+            _check_rotary(rotary)
+        self._every = tuple(self.family.layer(each, rotary) for each in getattr(self.body, self.family.blocks))
+        self._loop: LoopLayers | None = None
+        if loop is not None:
+            self.choose_loop(loop)
+
+    @property
+    def body(self) -> Any:
+        """All but the head, as transformers has it."""
+        return getattr(self, self.family.body)
+
+    @property
+    def embedding(self) -> Any:
+        """The embedding."""
+        return getattr(self.body, self.family.embedding)
+
+    @property
+    def norm(self) -> Any:
+        """The final norm."""
+        return getattr(self.body, self.family.norm)
+
+    @property
+    def rotary(self) -> Any:
+        """What gives the rotary positions; None for a model without them."""
+        return getattr(self.body, "rotary_emb", None)
+
+    def choose_loop(self, loop: str) -> None:
+        """Loop these layers alone, "11-20"; InputError where there are none such, and for a norm amid the layers."""
+        chosen = LoopLayers.parse(loop).of(len(self._every))
+        if chosen is not None and chosen.last < len(self._every) and self._boundary == "norm":
+            raise InputError(
+                f"boundary 'norm' ends a call with the final norm, but loop {chosen} ends before the last of"
+                f" {len(self._every)} layers (nearest: none)"
+            )
+        self._loop = chosen
+
+    @property
+    def loop(self) -> str | None:
+        """Which layers are looped, where it is not all of them."""
+        return None if self._loop is None else str(self._loop)
 
     @property
     def layers(self) -> Sequence[StackLayer]:
         """The layers of F, in order."""
-        return self._layers
+        return self._every if self._loop is None else self._every[self._loop.first - 1 : self._loop.last]
+
+    @property
+    def prelude(self) -> Sequence[StackLayer]:
+        """The layers before the loop."""
+        return () if self._loop is None else self._every[: self._loop.first - 1]
+
+    @property
+    def coda(self) -> Sequence[StackLayer]:
+        """The layers after the loop, which every reading goes through."""
+        return () if self._loop is None else self._every[self._loop.last :]
 
     @property
     def loops(self) -> int:
@@ -141,8 +154,14 @@ class LoopedStack(Adapter):
 
     @property
     def head_size(self) -> int:
-        """Size k of a head; in Qwen3 a setting of its own."""
-        return int(self.layers[0].attention.head_dim)
+        """Size k of a head; in many families a setting of its own."""
+        return self._every[0].size
+
+    @property
+    def middle(self) -> int:
+        """Width of the MLPs inside."""
+        inner = getattr(self.config, "intermediate_size", None) or self.config.n_inner
+        return int(4 * self.width if inner is None else inner)
 
     @property
     def positions(self) -> int:
@@ -162,24 +181,44 @@ class LoopedStack(Adapter):
     @property
     def copies(self) -> dict[str, str]:
         """Tensors that a file may hold a second time, and which of the model's they are: a head that is tied."""
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head is None else {}
+        return {"lm_head.weight": f"{self.family.body}.{self.family.embedding}.weight"} if self.lm_head is None else {}
+
+    def own_name(self, name: str) -> str | None:
+        """What the model calls a tensor of a file; None for one that nothing reads."""
+        return self.family.own_name(name)
+
+    def embed(self, tokens: Tensor, rows: Int[Tensor, "*P T"] | None = None) -> Float[Tensor, "B T d"]:
+        """h_0 of tokens [B, T] at these positions, [T] or [B, T] (default: from the first), which GPT-2 looks up.
+
+        InputError for anything but whole numbers of the vocabulary, or too many of them.
+        """
+        check_tokens(tokens, self.vocabulary, self.positions)
+        h = self.embedded(tokens.long())
+        if self.family.places is None:
+            return h
+        rows = torch.arange(tokens.shape[1], device=tokens.device) if rows is None else rows
+        return h + getattr(self.body, self.family.places)(rows)
 
     def embedded(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
-        """h_0 of tokens that were checked."""
-        return self.model.embed_tokens(tokens)
+        """h_0 of tokens that were checked; of a model with learned positions, before these are added."""
+        weight = self.embedding.weight
+        found = nnf.embedding(tokens, weight, self.embedding.padding_idx)
+        return found * torch.tensor(self.width**0.5, dtype=weight.dtype) if self.family.scaled else found
 
-    def rotary_angles(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> RotaryAngles:
-        """The rotary positions of rows, for all layers and loops."""
-        return _angles(self.model.rotary_emb, rows, h)
+    def rotary_angles(self, rows: Int[Tensor, "*P R"], h: Float[Tensor, "*B R d"]) -> RotaryAngles | Tensor:
+        """The rotary positions of rows, for all layers and loops; the rows themselves where nothing is rotated."""
+        return rows if self.rotary is None else angles_by(self.rotary, rows, h)
 
     def close(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """What F does after its last layer, row by row: the final norm with boundary "norm", else nothing."""
-        return self.model.norm(h) if self.boundary == "norm" else h
+        return normed(self.norm, h) if self.boundary == "norm" else h
 
     def read(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B vocabulary"]:
         """Logits over the vocabulary, row by row: the final norm, where F does not end with it, and the head."""
-        h = h if self.boundary == "norm" else self.model.norm(h)
-        return nnf.linear(h, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(h)
+        h = h if self.boundary == "norm" else normed(self.norm, h)
+        logits = nnf.linear(h, self.embedding.weight) if self.lm_head is None else self.lm_head(h)
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def stack_from_config(
@@ -192,17 +231,24 @@ def stack_from_config(
     `load_state_dict(tensors, assign=True)` puts weights in their place.
     """
     settings = stack_settings(config)
-    transformers = extra("transformers", "a looped Qwen3 or Llama")
-    kind = getattr(transformers, CLASSES[config["model_type"]])
+    transformers = extra("transformers", "a looped pretrained model")
+    family = FAMILIES[config["model_type"]]
+    kind = getattr(transformers, family.model)
     try:
         described = kind.config_class(**settings)
-        described._attn_implementation = "sdpa"  # never used, and named here so that no kernel is looked for
+        # Never used, and named here so that no kernel is looked for.
+        described._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
         backbone = kind(described)
     except Exception as error:  # transformers checks settings in many places and ways
         said = " ".join(str(error).split())
-        raise InputError(f"transformers cannot build {CLASSES[config['model_type']]}: {said[:200]}") from error
-    with torch.device("cpu"):  # the rotary frequencies are in no file, so they must not be left on the meta device
-        backbone.model.rotary_emb = type(backbone.model.rotary_emb)(backbone.config)
+        raise InputError(f"transformers cannot build {family.model}: {said[:200]}") from error
+    body = getattr(backbone, family.body)
+    with torch.device("cpu"):  # what is in no file must not be left on the meta device
+        if hasattr(body, "rotary_emb"):
+            body.rotary_emb = type(body.rotary_emb)(backbone.config)
+        table = getattr(body, family.embedding)
+        for name, buffer in list(table.named_buffers()):  # the factor of a scaled embedding, which is not used
+            setattr(table, name, torch.full(buffer.shape, float(described.hidden_size**0.5), dtype=buffer.dtype))
     return LoopedStack(backbone, loops=LOOPS if loops is None else loops, boundary=boundary or "none")
 
 

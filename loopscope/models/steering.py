@@ -1,7 +1,7 @@
 """Maps for language models: loading those that fit a model, and computing them in their own precision.
 
 steering_map = load_steering_map(Path("walker-map"), Path("walker"), model.width)
-run(model, tokens, "F J:step F", maps={"step": InFull(steering_map)})
+run(model, tokens, "F J:step F", maps={"step": FullPrecisionMap(steering_map)})
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap, load_map
 from loopscope.models.identity import Identity, identify
+from loopscope.models.loop_layers import LoopLayers
 from loopscope.models.passes import Boundary
 from loopscope.store.files import damaged
 from loopscope.store.manifest import read_json
@@ -25,7 +26,7 @@ FITTED = "fitted.json"
 """Beside a fitted map: the weights it was fitted to and, since identity version 2, the whole identity; and how."""
 
 
-class InFull(nn.Module):
+class FullPrecisionMap(nn.Module):
     """A map whose product is formed in the map's own precision and rounded to that of the states at its end.
 
     Maps stand near the identity: products in bf16 would round away most of what they do.  On states of the map's own
@@ -35,6 +36,9 @@ class InFull(nn.Module):
     def __init__(self, steering_map: AffineMap) -> None:
         super().__init__()
         self.steering_map = steering_map
+
+    def __repr__(self) -> str:
+        return f"FullPrecisionMap({self.steering_map!r})"
 
     def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """J(h), row by row, in the precision of h."""
@@ -64,9 +68,15 @@ class Fitted:
     identity: Identity | None
     boundary: str | None
     loops: int | None
+    loop: str | None = None
 
-    def misfit(self, saved: Path, folder: Path, identity: Identity, boundary: str | None) -> str:
-        """Why the map is none for a model folder that is run with a boundary (None: any); nothing where it is one."""
+    def misfit(
+        self, saved: Path, folder: Path, identity: Identity, boundary: str | None, loop: str | None = None
+    ) -> str:
+        """Why the map is none for a model folder that is run with a boundary and a loop; nothing where it is one.
+
+        A boundary of None is any, and then so is the loop; a loop of None is that of all layers.
+        """
         if self.weights != identity.weights:
             fitted, there = (f"{each[:12]}..." for each in (self.weights, identity.weights))
             return f"{saved} was fitted to weights of SHA-256 {fitted}, but those of {folder} have {there}"
@@ -75,6 +85,9 @@ class Fitted:
             return f"{saved} was fitted to a model whose {part} has SHA-256 {fitted}, but that of {folder} has {there}"
         if None not in (self.boundary, boundary) and self.boundary != boundary:
             return f"{saved} was fitted with boundary {self.boundary}, but {folder} is run with boundary {boundary}"
+        if boundary is not None and self.loop != loop:
+            fitted, there = ("all layers" if each is None else f"layers {each}" for each in (self.loop, loop))
+            return f"{saved} was fitted with {fitted} looped, but {folder} is run with {there} looped"
         return ""
 
 
@@ -118,30 +131,37 @@ def read_fitted(saved: Path) -> Fitted | None:
         case _:
             raise damaged(file, "the weights that a map was fitted to", "something else")
     written, boundary, recipe = rest.get("identity"), rest.get("boundary"), rest.get("recipe", {})
+    loop = rest.get("loop")
     loops = recipe.get("loops") if isinstance(recipe, dict) else None
     if boundary not in (None, *get_args(Boundary)) or (loops is not None and (type(loops) is not int or loops < 1)):
         raise damaged(file, "the boundary and the loops that a map was fitted in", f"{boundary!r}, {loops!r}"[:60])
+    try:
+        if loop is not None:
+            LoopLayers.parse(loop)
+    except InputError:
+        raise damaged(file, "which layers were looped", repr(loop)[:60]) from None
     try:
         identity = None if written is None else Identity.from_dict(written)
     except (AttributeError, ValueError):
         raise damaged(file, "the identity of the model that a map was fitted to", repr(written)[:60]) from None
     if identity is not None and identity.weights != weights:
         raise damaged(file, f"the identity of a model of weights {weights}", f"one of weights {identity.weights}")
-    return Fitted(weights, identity, boundary, loops)
+    return Fitted(weights, identity, boundary, loops, loop)
 
 
 def check_fitted(
-    saved: Path, folder: Path, boundary: Boundary, *, identity: Identity | None = None, any_map: bool = False
-) -> Provenance:
-    """Whether a saved map was fitted to the model in a folder, run with this boundary; one may say nothing of that.
+    saved: Path, folder: Path, boundary: Boundary, *, loop: str | None = None, identity: Identity | None = None,
+    any_map: bool = False,
+) -> Provenance:  # fmt: skip
+    """Whether a saved map was fitted to the model in a folder, run with this boundary and loop; one may not say it.
 
     `identity` is the folder's, hashed here where it is not given.  InputError where the map says that it was fitted to
-    another model or with another boundary, unless `any_map`; DamagedError where it cannot be read.
+    another model, boundary or loop, unless `any_map`; DamagedError where it cannot be read.
     """
     fitted = read_fitted(saved)
     if fitted is None:
         return UNKNOWN
-    misfit = fitted.misfit(saved, folder, identity or identify(folder), boundary)
+    misfit = fitted.misfit(saved, folder, identity or identify(folder), boundary, loop)
     if misfit and not any_map:
         raise InputError(f"{misfit}; --any-map takes it all the same")
     if misfit:

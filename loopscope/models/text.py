@@ -95,6 +95,16 @@ class Tokenizer:
         self.parts = parts  # the `tokenizers.Tokenizer`
         self.template, self.special, self.folder = template, dict(special), folder
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer: {self.parts.get_vocab_size():,} tokens, {'a' if self.template else 'no'} chat template>"
+
+    @property
+    def unknown(self) -> int | None:
+        """The token of all that a vocabulary has not; None for a tokenizer that has tokens for everything."""
+        name = getattr(self.parts.model, "unk_token", None)
+        found: int | None = self.parts.token_to_id(name) if name else None
+        return found
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a text.
 
@@ -173,6 +183,24 @@ class Tokenizer:
         text = self.render(messages, answer=answer, **settings)
         self.check_asked(messages, text)
         return self.encode(text, special=False)
+
+    def chat_parts(self, question: str, answers: Sequence[str]) -> tuple[str, list[str]]:
+        """A question up to where its answer begins, and for each answer what follows there, to the end of the turn.
+
+        Thinking is disabled where a template knows of it.  InputError where the template leaves the question out, or
+        does not put an answer right behind the prompt that it gives for generation.
+        """
+        asked = {"role": "user", "content": question}
+        start = self.render([asked], enable_thinking=False)
+        self.check_asked([asked], start)
+        rests = []
+        for answer in answers:
+            said = {"role": "assistant", "content": answer}
+            whole = self.render([asked, said], answer=False, enable_thinking=False)
+            if not whole.startswith(start):
+                raise InputError(f"the chat template of {self.folder} writes an answer elsewhere than it asks for it")
+            rests.append(whole[len(start) :])
+        return start, rests
 
     def check_asked(self, messages: Sequence[Mapping[str, str]], text: str) -> None:
         """InputError unless a rendered text holds what the user says in a chat, but for blanks around it."""

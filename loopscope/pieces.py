@@ -1,0 +1,277 @@
+"""The pieces of a looped model, with the defaults of `protocol.py` filled in.
+
+    pieces = pieces_of(model)
+    x = pieces.enter(h, e, call=1, stack="F")
+
+What runs a model goes through these pieces and never asks which members a model has.  The shapes of what the members
+give are looked at by `conformity`, in one line where they are wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from loopscope.errors import InputError, nearest
+from loopscope.model import causal
+from loopscope.program import Call, Program, Seed, Start, Zeros
+from loopscope.protocol import LoopedLayer, LoopedModel, Side
+
+
+@lru_cache(maxsize=4096)
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
+    """Name of every argument that a function takes by position, and whether it must be given."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    every = inspect.signature(function).parameters.values()
+    return tuple((each.name, each.default is each.empty) for each in every if each.kind in positional)
+
+
+def _takes(method: Callable[..., Any], at: int, name: str) -> bool:
+    """Whether argument `at` (from 1) of a method is the optional one of this name.
+
+    It is if the method calls it so, or cannot be called without it; an argument that means something else has another
+    name and a default.
+    """
+    function = getattr(method, "__func__", None)
+    try:
+        found = _parameters(method) if function is None else _parameters(function)[1:]
+    except (TypeError, ValueError):  # of some callables nothing is known, or they have no hash
+        return False
+    return len(found) >= at and (found[at - 1][0] == name or found[at - 1][1])
+
+
+@dataclass(frozen=True)
+class LayerPieces:
+    """One layer: its own members, and the defaults of those it does not have; `units`: whether it has hidden ones."""
+
+    layer: LoopedLayer
+    causal: bool
+    parallel: bool
+    softcap: float | None
+    takes_side: bool
+    units: bool
+    _takes_x: bool
+
+    @classmethod
+    def of(cls, layer: LoopedLayer) -> LayerPieces:
+        """The pieces of a layer."""
+        softcap = getattr(layer, "softcap", None)
+        return cls(
+            layer,
+            not hasattr(layer, "mask"),
+            bool(getattr(layer, "parallel", False)),
+            None if softcap is None else float(softcap),
+            _takes(layer.project, 4, "side"),
+            hasattr(layer, "mlp_hidden") and hasattr(layer, "mlp_from"),
+            _takes(layer.attn_out, 2, "x"),
+        )
+
+    @property
+    def scale(self) -> float:
+        """Factor on q k' before the softmax."""
+        return self.layer.scale
+
+    def project(self, x: Tensor, rows: Any, parts: str, side: Side | None) -> tuple[Tensor, ...]:
+        """Queries, keys and values of x [..., R, d]; `side` is asked for where `takes_side`."""
+        if self.takes_side:
+            project: Callable[..., tuple[Tensor, ...]] = self.layer.project
+            return project(x, rows, parts, side)
+        return self.layer.project(x, rows, parts)
+
+    def attn_out(self, z: Float[Tensor, "*B H R k"], x: Float[Tensor, "*B R d"]) -> Tensor:
+        """What attention gives to `join`; x is what entered the layer."""
+        if self._takes_x:
+            attn_out: Callable[..., Tensor] = self.layer.attn_out
+            return attn_out(z, x)
+        return self.layer.attn_out(z)
+
+    def mlp_out(self, x: Float[Tensor, "*B R d"], middle: Float[Tensor, "*B R d"]) -> Tensor:
+        """What the MLP gives to `join`; x entered the layer, `middle` is the stream after attention."""
+        return self.layer.mlp_out(x if self.parallel else middle)
+
+    def mlp_hidden(self, x: Float[Tensor, "*B R d"], middle: Float[Tensor, "*B R d"]) -> Tensor:
+        """The MLP's hidden units, asked for where there are `units`."""
+        hidden: Callable[..., Tensor] = self.layer.mlp_hidden  # type: ignore[attr-defined]
+        return hidden(x if self.parallel else middle)
+
+    def mlp_from(self, hidden: Float[Tensor, "*B R m"]) -> Tensor:
+        """What the MLP gives to `join`, of its hidden units."""
+        out: Callable[..., Tensor] = self.layer.mlp_from  # type: ignore[attr-defined]
+        return out(hidden)
+
+    def join(self, x: Float[Tensor, "*B R d"], out: Float[Tensor, "*B R d"], which: str) -> Tensor:
+        """The stream after a sublayer, "attn" or "mlp"."""
+        join = getattr(self.layer, "join", None)
+        return x + out if join is None else join(x, out, which)
+
+    def visible(self, queries: Int[Tensor, " R"], keys: Int[Tensor, " S"]) -> Bool[Tensor, "R S"]:
+        """Which key rows each query row may see."""
+        mask = getattr(self.layer, "mask", causal)
+        found = mask(queries, keys)
+        if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != (len(queries), len(keys)):
+            kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise InputError(f"a layer's mask must give booleans [{len(queries)}, {len(keys)}], not {kind}")
+        return found
+
+
+def no_stack(name: str, stacks: Collection[str]) -> InputError:
+    """What is raised for a stack that a model does not have."""
+    return InputError(f"the model has no stack {name}; there are: {', '.join(stacks)}{nearest(name, stacks)}")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model: stacks by name, layers before and after the loop, and glue.
+
+    - `injects`: whether a call looks at the input again, so that a run from a given state needs tokens, too;
+    - `draws`: whether the model has a start of its own, so that a seed means something.
+    """
+
+    model: LoopedModel
+    stacks: Mapping[str, tuple[LayerPieces, ...]]
+    prelude: tuple[LayerPieces, ...]
+    coda: tuple[LayerPieces, ...]
+    injects: bool
+    draws: bool
+
+    @property
+    def width(self) -> int:
+        """Width d of the stream inside a layer."""
+        return self.model.width
+
+    @property
+    def state_width(self) -> int:
+        """Width of a state: d for every stack."""
+        return self.model.width * len(self.stacks)
+
+    @property
+    def layers(self) -> Iterator[LayerPieces]:
+        """The layers of all parts, each once."""
+        seen: set[int] = set()
+        for part in (self.prelude, *self.stacks.values(), self.coda):
+            for layer in part:
+                if id(layer.layer) not in seen:
+                    seen.add(id(layer.layer))
+                    yield layer
+
+    @property
+    def takes_side(self) -> bool:
+        """Whether any layer looks at tokens or calls."""
+        return any(layer.takes_side for layer in self.layers)
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether a run from a given state needs tokens, too."""
+        return self.injects or self.takes_side
+
+    def stack(self, name: str) -> tuple[LayerPieces, ...]:
+        """The layers of a stack; InputError where the model has none of that name."""
+        if name not in self.stacks:
+            raise no_stack(name, self.stacks)
+        return self.stacks[name]
+
+    def embed(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """The input of tokens [B, T] at these positions, [T] or [B, T]."""
+        if _takes(self.model.embed, 2, "rows"):
+            embed: Callable[..., Tensor] = self.model.embed
+            return embed(tokens, rows)
+        return self.model.embed(tokens)
+
+    def angles(self, rows: Int[Tensor, " R"], x: Float[Tensor, "*B R d"]) -> tuple[Tensor, ...] | None:
+        """What layers take in the place of these rows of states like x, [..., R, angles] each; None: the rows."""
+        own: Callable[..., Any] | None = getattr(self.model, "rotary_angles", None)
+        found = None if own is None else own(rows, x)
+        return found if isinstance(found, tuple) else None
+
+    def check_input(self, tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"] | None = None) -> None:
+        """InputError for tokens that the model does not take as they stand; `mask` is False at left padding."""
+        own: Callable[[Tensor], None] | None = getattr(self.model, "check_input", None)
+        if own is None:
+            return
+        for each in (tokens,) if mask is None else (text[real][None] for text, real in zip(tokens, mask, strict=True)):
+            own(each)
+
+    def settle(self, x: Float[Tensor, "*B d"]) -> Tensor:
+        """The input as the prelude leaves it."""
+        settle = getattr(self.model, "settle", None)
+        return x if settle is None else settle(x)
+
+    def start(self, e: Float[Tensor, "*B R d"], start: Start, rows: Int[Tensor, "*P R"]) -> Tensor:
+        """h_0 of a program that starts from tokens."""
+        if isinstance(start, Zeros):
+            return e.new_zeros((*e.shape[:-1], self.state_width))
+        seed = start.number if isinstance(start, Seed) else 0
+        own: Callable[..., Tensor] | None = getattr(self.model, "start", None)
+        if own is None:
+            return e if len(self.stacks) == 1 else torch.cat([e] * len(self.stacks), -1)
+        return own(e, seed, rows) if _takes(own, 3, "rows") else own(e, seed)
+
+    def enter(self, h: Float[Tensor, "*B s"], e: Tensor | None, call: int, stack: str) -> Tensor:
+        """What the first layer of a call sees."""
+        enter: Callable[..., Tensor] | None = getattr(self.model, "enter", None)
+        if enter is None:
+            return h if len(self.stacks) == 1 else self.part(h, stack)
+        return enter(h, e, call, stack) if _takes(enter, 4, "stack") else enter(h, e, call)
+
+    def close(self, x: Float[Tensor, "*B d"], h: Tensor | None, stack: str) -> Tensor:
+        """The state after a call, from what its last layer gives and, with several stacks, the state before."""
+        close = getattr(self.model, "close", None)
+        x = x if close is None else close(x)
+        if len(self.stacks) == 1:
+            return x
+        assert h is not None
+        at = list(self.stacks).index(stack)
+        return torch.cat([h[..., : at * self.width], x, h[..., (at + 1) * self.width :]], -1)
+
+    def part(self, h: Float[Tensor, "*B s"], stack: str) -> Float[Tensor, "*B d"]:
+        """The state of one stack."""
+        return h.narrow(-1, list(self.stacks).index(stack) * self.width, self.width)
+
+    def leave(self, h: Float[Tensor, "*B s"]) -> Tensor:
+        """What the coda, or the readout, sees of a state."""
+        leave = getattr(self.model, "leave", None)
+        if leave is not None:
+            return leave(h)
+        return h if len(self.stacks) == 1 else self.part(h, list(self.stacks)[-1])
+
+    def read(self, x: Float[Tensor, "*B d"]) -> Tensor:
+        """Logits of what the coda gives, or of what `leave` gives where there is no coda."""
+        return self.model.read(x)
+
+    def check(self, program: Program) -> None:
+        """InputError for a program with stacks, a start, a prelude or a coda that this model does not have."""
+        for stack in dict.fromkeys(step.stack for step in program.steps if isinstance(step, Call)):
+            if stack not in self.stacks:
+                there = " ".join(self.stacks)
+                raise InputError(f"'{program}' calls {stack}, but the stacks of this model are: {there}")
+        if isinstance(program.start, Seed) and not self.draws:
+            own = "has a start that no seed changes" if hasattr(self.model, "start") else "starts from its input"
+            raise InputError(f"'{program}' has a seed, but this model {own} (leave out {program.start})")
+        if isinstance(program.start, Zeros) and not self.injects:
+            raise InputError(f"'{program}' forgets its input: this model sees it at the start alone (leave out zeros)")
+        if program.prelude and not self.prelude:
+            raise InputError(f"'{program}' patches a prelude, which this model does not have")
+        if program.coda and not self.coda:
+            raise InputError(f"'{program}' patches a coda, which this model does not have")
+
+
+def pieces_of(model: LoopedModel) -> Pieces:
+    """The pieces of a model; InputError where stacks are named wrongly."""
+    stacks: Mapping[str, Any] = getattr(model, "stacks", None) or {"F": model.layers}
+    for name in stacks:
+        Call(stack=name)  # raises where it is no name of a stack
+    return Pieces(
+        model,
+        {name: tuple(map(LayerPieces.of, layers)) for name, layers in stacks.items()},
+        tuple(map(LayerPieces.of, getattr(model, "prelude", None) or ())),
+        tuple(map(LayerPieces.of, getattr(model, "coda", None) or ())),
+        bool(getattr(model, "injects", hasattr(model, "enter"))),
+        bool(getattr(model, "draws", hasattr(model, "start"))),
+    )
