@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 
-from loopscope.tasks.antonyms import Antonyms
+from loopscope.tasks.antonyms.task import Antonyms
 from loopscope.tasks.iterations.task import Iterations
 from loopscope.tasks.letters.task import Letters
 from loopscope.tasks.task import Asked, Draw, Task, Turn

@@ -214,15 +214,6 @@ def _check_steps(steps: int) -> None:
         raise InputError(f"a walk cannot take {steps} steps: the number of steps is 0 or more")
 
 
-def targets(
-    graphs: Int[Tensor, "batch nodes"], starts: Int[Tensor, " batch"], depth: int | Int[Tensor, " batch"] = DEPTHS
-) -> Int[Tensor, " batch"]:
-    """The right answer f^depth(s); `depth` (1 to 8) is one request for all or one per graph."""
-    if isinstance(depth, int):
-        return advance(graphs, starts, depth)
-    return walk(graphs, starts, DEPTHS).gather(1, depth.unsqueeze(1)).squeeze(1)
-
-
 def start_for(
     graphs: Int[Tensor, "batch nodes"], current: Int[Tensor, " batch"], steps: int = DEPTHS
 ) -> Int[Tensor, " batch"]:
@@ -242,13 +233,6 @@ def cycle_lengths(graphs: Int[Tensor, "batch nodes"]) -> Int[Tensor, "batch node
         reached = graphs.gather(1, reached)
         lengths = torch.where((reached == home) & (lengths == 0), steps, lengths)
     return lengths
-
-
-def cycle_type(graphs: Int[Tensor, "batch nodes"]) -> Int[Tensor, "batch nodes"]:
-    """How many cycles of each length a graph has: column k-1 counts length k, the row sum counts all cycles."""
-    sizes = torch.arange(1, graphs.shape[1] + 1, device=graphs.device)
-    nodes_on_cycles_of_size = (cycle_lengths(graphs).unsqueeze(2) == sizes).sum(dim=1)
-    return nodes_on_cycles_of_size // sizes
 
 
 def is_ring(graphs: Int[Tensor, "batch nodes"]) -> Bool[Tensor, " batch"]:
@@ -304,24 +288,15 @@ def crossed_labels(
 
 def codes_of(graphs: Int[Tensor, "batch nodes"]) -> Int[Tensor, " batch"]:
     """One integer per graph: its N successors read as the digits of a base-N number.  InputError above 15 nodes."""
-    _check_coded(graphs.shape[1])
-    code = torch.zeros_like(graphs[:, 0])
-    for digit in graphs.unbind(dim=1):
-        code = code * graphs.shape[1] + digit
-    return code
-
-
-def graphs_of(codes: Int[Tensor, " batch"], nodes: int) -> Int[Tensor, "batch nodes"]:
-    """The graphs with these codes: the inverse of `codes_of`.  InputError above 15 nodes."""
-    _check_coded(nodes)
-    return torch.stack([codes // nodes**place % nodes for place in reversed(range(nodes))], dim=1)
-
-
-def _check_coded(nodes: int) -> None:
+    nodes = graphs.shape[1]
     if nodes > LARGEST_CODED:
         raise InputError(
             f"graphs of {nodes} nodes have no int64 code: the largest that have one are {LARGEST_CODED} nodes"
         )
+    code = torch.zeros_like(graphs[:, 0])
+    for digit in graphs.unbind(dim=1):
+        code = code * nodes + digit
+    return code
 
 
 def is_held_out(graphs: Int[Tensor, "batch nodes"], held_out: Int[Tensor, " codes"]) -> Bool[Tensor, " batch"]:

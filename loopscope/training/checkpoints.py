@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from loopscope.errors import DamagedError, InputError, LoopscopeError
+from loopscope.errors import BusyError, DamagedError, LoopscopeError
 from loopscope.store.files import damaged, first_line, locked, make_folder, refuse_link, reporting
 from loopscope.store.manifest import MANIFEST, digest
 from loopscope.store.store import Artefact, Store
@@ -155,7 +155,7 @@ def _check_fits(artefact: Artefact, trainer: Resumable, state: Mapping[str, Tens
 
 @contextmanager
 def alone(store: Store, job: dict[str, Any]) -> Iterator[None]:
-    """Hold a job's lock, so that no other process works on it.  InputError when one does.
+    """Hold a job's lock, so that no other process works on it.  BusyError when one does.
 
     The lock file stays: whoever removed it could take it from a process that has just opened it.
     """
@@ -166,5 +166,5 @@ def alone(store: Store, job: dict[str, Any]) -> Iterator[None]:
         make_folder(folder)
         with locked(path, wait=False) as held:
             if not held:
-                raise InputError(f"another process is at work on this job in {store.root}; wait for it or end it")
+                raise BusyError(f"another process is at work on this job in {store.root}; wait for it or end it")
             yield

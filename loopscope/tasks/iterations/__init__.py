@@ -20,7 +20,7 @@ because two test starts leave two answers.
 from loopscope.tasks.iterations.prompts import (
     LONGEST,
     SEED,
-    TRAINED,
+    TRAINED_DEPTH,
     Request,
     Score,
     Tally,
@@ -35,6 +35,6 @@ from loopscope.tasks.iterations.prompts import (
 from loopscope.tasks.iterations.rules import DAYS, TASKS, TEMPLATES, starts_of, wider_starts
 
 __all__ = [
-    "DAYS", "LONGEST", "SEED", "TASKS", "TEMPLATES", "TRAINED", "Request", "Score", "Tally", "bank",
+    "DAYS", "LONGEST", "SEED", "TASKS", "TEMPLATES", "TRAINED_DEPTH", "Request", "Score", "Tally", "bank",
     "dense_requests", "overlaps", "parsed_answer", "requests", "score", "starts_of", "tally", "wider_starts",
 ]  # fmt: skip

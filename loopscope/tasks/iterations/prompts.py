@@ -13,7 +13,7 @@ from typing import NamedTuple
 from loopscope.errors import InputError
 from loopscope.tasks.iterations.rules import DAYS, TASKS, TEMPLATES, starts_of, task_named, wider_starts
 
-TRAINED, LONGEST = 4, 8
+TRAINED_DEPTH, LONGEST = 4, 8
 """The longest request of a backbone's training, and of a map's training and the test."""
 
 SEED = 20_260_908
@@ -68,7 +68,9 @@ def _start(source: random.Random, task: str, wider: bool) -> int:
     return source.choice(more or starts_of(task, "train"))
 
 
-def requests(update: int, *, deepest: int = TRAINED, seed: int = SEED, wider: bool = False) -> tuple[Request, ...]:
+def requests(
+    update: int, *, deepest: int = TRAINED_DEPTH, seed: int = SEED, wider: bool = False
+) -> tuple[Request, ...]:
     """The five requests of one training update, one per task, each from its training starts, or from wider ones, too.
 
     k comes from a shuffled deck per task that holds 1 to `deepest` once and lasts for `deepest` updates: after whole
@@ -179,7 +181,7 @@ class Tally:
     says_one_thing: int
 
 
-def tally(asked: Iterable[Request], *, trained: int = TRAINED) -> tuple[Tally, ...]:
+def tally(asked: Iterable[Request], *, trained: int = TRAINED_DEPTH) -> tuple[Tally, ...]:
     """Counts for every (task, k) in the requests, in the order they first come up."""
     cells: dict[tuple[str, int], list[Request]] = {}
     for request in asked:

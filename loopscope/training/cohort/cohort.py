@@ -17,7 +17,7 @@ from torch import Tensor
 from loopscope.model import LoopedTransformer, ModelConfig
 from loopscope.training.cohort import ops as plain
 from loopscope.training.cohort.layout import Layout, layout_of
-from loopscope.training.cohort.stack import Lane, Sink, Stack
+from loopscope.training.cohort.stack import SideStream, Sink, Stack
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -38,12 +38,12 @@ class State(NamedTuple):
 def stacked(models: Sequence[LoopedTransformer], device: torch.device, small: bool = False) -> Stack:
     """The models' weights as a stack, those that every call shares with sinks for the kernels of a GPU.
 
-    `small`: single operations will not fill the GPU, so that gradients of weights get a lane of their own.
+    `small`: single operations will not fill the GPU, so that gradients of weights get a stream of their own.
     """
     in_loop = ("layers.", "norm.") if models[0].config.norm_in_loop else ("layers.",)
     fast = device.type == "cuda"
-    lane = Lane(device) if fast and small else None
-    return Stack([model.state_dict() for model in models], device, lambda name: fast and name.startswith(in_loop), lane)
+    side = SideStream(device) if fast and small else None
+    return Stack([model.state_dict() for model in models], device, lambda name: fast and name.startswith(in_loop), side)
 
 
 def frozen(model: LoopedTransformer, device: torch.device) -> dict[str, Tensor]:

@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 
 
-def _beside(lane, *tensors):
-    return nullcontext() if lane is None else lane.take(*tensors)
+def _beside(side, *tensors):
+    return nullcontext() if side is None else side.take(*tensors)
 
 
 def collect_product(sink, a, b):
     """sink += a b for each seed, in fp32 whatever the dtype of a and b."""
-    with _beside(sink.lane, a, b):
+    with _beside(sink.side, a, b):
         if a.dtype == torch.float32 or not a.is_cuda:
             sink.total.baddbmm_(a.float(), b.float())
         else:
@@ -72,11 +72,11 @@ def _collect(
 def collect(part, sinks):
     """sinks[k] += sum of part [S, N, K, D] over N, for up to five sinks of [S, D], of which some may be None."""
     seeds, rows, kinds, width = part.shape
-    lane = next(sink.lane for sink in sinks if sink is not None)
+    side = next(sink.side for sink in sinks if sink is not None)
     totals = [None if sink is None else sink.total for sink in (*sinks, *(None,) * 5)[:5]]
     strides = {total.stride(0) for total in totals if total is not None}
     assert len(strides) == 1, f"sinks must lie equally far apart, not {sorted(strides)}"
     grid = (triton.cdiv(width, 32), seeds, kinds)
-    with _beside(lane, part):
+    with _beside(side, part):
         steps = triton.next_power_of_2(triton.cdiv(rows, 64))  # so that few variants are compiled
         _collect[grid](part.contiguous(), *totals, strides.pop(), rows, kinds, width, steps, 64, 32, num_warps=4)

@@ -34,8 +34,8 @@ class Control:
 
     def target(self, hops: int, budget: Budget = "full") -> str:
         """What the recipe for so many hops is called: hops-1, hops-minus1-permuted, brief-hops-2-rank-4, ..."""
-        told = f"hops-{'minus' if hops < 0 else ''}{abs(hops)}"
-        return ("" if budget == "full" else "brief-") + told + ("" if self.name == "trained" else f"-{self.name}")
+        name = f"hops-{'minus' if hops < 0 else ''}{abs(hops)}"
+        return ("" if budget == "full" else "brief-") + name + ("" if self.name == "trained" else f"-{self.name}")
 
 
 BLOCKS = (

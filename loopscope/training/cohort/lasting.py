@@ -50,9 +50,9 @@ def strands_of(letters: Sequence[int], members: Sequence[tuple[int, int]]) -> li
     fits = list(dict.fromkeys(fit for _, fit in members))
     for fit in fits:
         if missing := [hops for hops in letters if (hops, fit) not in members]:
-            told = ", ".join(map(str, letters))
+            listed = ", ".join(map(str, letters))
             raise InputError(
-                f"maps of {told} hops that take turns are fitted together: fit {fit} lacks the one of {missing[0]}"
+                f"maps of {listed} hops that take turns are fitted together: fit {fit} lacks the one of {missing[0]}"
             )
     return [[list(members).index((hops, fit)) for hops in letters] for fit in fits]
 

@@ -154,8 +154,8 @@ class _AddNorm(torch.autograd.Function):
         per, steps = 8, steps_of(rows, seeds, 8)
         grid = (triton.cdiv(rows, per * steps), seeds)
         dx = torch.empty_like(out)
-        # One array could serve x and y, but not where a lane may read y's while x's is changed in place (`hand_in`).
-        beside = any(sink is not None and sink.lane is not None for sink in ctx.sinks)
+        # One array could serve x and y, but not where a second stream may read y's while x's is changed (`hand_in`).
+        beside = any(sink is not None and sink.side is not None for sink in ctx.sinks)
         apart = needs_y and (beside or ctx.y_dtype != dx.dtype)
         dy = torch.empty_like(out, dtype=ctx.y_dtype) if apart else None
         sums, kinds = any(sink is not None for sink in ctx.sinks), 3 if gain0 is None else 5

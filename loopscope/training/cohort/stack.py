@@ -16,7 +16,7 @@ ALIGNED = 64
 """Every weight starts at a multiple of this many numbers: products of unaligned matrices take twice the time."""
 
 
-class Lane:
+class SideStream:
     """A second stream for work that nothing waits for until the end: gradients of weights, beside those of states.
 
     It helps where single operations are too small to fill the GPU.  What it reads is held until `join`, because memory
@@ -42,21 +42,21 @@ class Lane:
 
 
 class Sink(NamedTuple):
-    """Where a kernel adds the gradient of a weight, and the lane it may do so in."""
+    """Where a kernel adds the gradient of a weight, and the stream that it may do so in."""
 
     total: Tensor
-    lane: Lane | None = None
+    side: SideStream | None = None
 
     def rows(self, part: slice) -> Sink:
         """The same for some of the weight's outputs."""
-        return Sink(self.total[:, part], self.lane)
+        return Sink(self.total[:, part], self.side)
 
 
 class Stack:
     """`flat` [members, parameters] in fp32; `weights` by name are views of it with a leading axis of members.
 
     `gradient` has the layout of `flat`; `sinks` are its parts for the weights that `collect` names, whose gradients the
-    kernels add there, in `lane` if there is one.  What is used outside the kernels comes from autograd.
+    kernels add there, in the stream `side` if there is one.  What is used outside the kernels comes from autograd.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Stack:
         members: Sequence[Mapping[str, Tensor]],
         device: torch.device | str = "cpu",
         collect: Callable[[str], bool] = lambda _: False,
-        lane: Lane | None = None,
+        side: SideStream | None = None,
     ) -> None:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in members[0].items()}
         sizes = [math.prod(shape) for shape in self.shapes.values()]
@@ -75,8 +75,8 @@ class Stack:
         for name, view in self._views(self.flat).items():
             view.copy_(torch.stack([member[name].detach() for member in members]))
         self.weights = {name: view.requires_grad_() for name, view in self._views(self.flat).items()}
-        self.lane = lane
-        self.sinks = {name: Sink(view, lane) for name, view in self._views(self.gradient).items() if collect(name)}
+        self.side = side
+        self.sinks = {name: Sink(view, side) for name, view in self._views(self.gradient).items() if collect(name)}
 
     def __len__(self) -> int:
         return len(self.flat)
@@ -92,8 +92,8 @@ class Stack:
         """Gradients of a loss that is a sum over members, in the layout of `flat`, good until the next call."""
         self.gradient.zero_()
         grads = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
-        if self.lane is not None:
-            self.lane.join()
+        if self.side is not None:
+            self.side.join()
         # Autograd knows of a weight with a sink only where it was used outside the kernels.
         for view, grad in zip(self._views(self.gradient).values(), grads, strict=True):
             if grad is not None:

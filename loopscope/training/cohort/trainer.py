@@ -23,7 +23,7 @@ from loopscope.training.cohort.objective import Carrying, Objective
 from loopscope.training.cohort.streams import absorb
 from loopscope.training.recipe import Stage
 
-WINDOW = {"cuda": 100, "cpu": 10}
+LOOK_EVERY = {"cuda": 100, "cpu": 10}
 """Updates between two looks at the device, at most: looking costs a GPU time, and a CPU may take long for a few."""
 LOSS_SCALES: dict[Precision, tuple[float, ...]] = {"fp16": (1024.0, 32.0, 1.0)}
 """Factors on losses before the backward pass, taken out again afterwards: small gradients would vanish in fp16.
@@ -153,7 +153,7 @@ class Trainer:
 
     def run(self, report: Callable[[Trainer], None], window: int | None = None) -> None:
         """Train to the end.  `report` is called after every window, and may save or raise."""
-        window = window or WINDOW[self.device.type]
+        window = window or LOOK_EVERY[self.device.type]
         while not self.done:
             started = time.perf_counter()
             stage = self.objective.stages[self.stage]

@@ -29,7 +29,7 @@ from loopscope.tasks.general_text import CHUNK, Pool, draw, tokens_beside
 from loopscope.training.lm.questions import Example, Text, examples, texts
 from loopscope.training.lm.recipe import Recipe
 
-WINDOW = 256
+TEXT_TOKENS = 256
 """Tokens of a row of general text that comes instead of the task."""
 
 Averaging = Literal["micro-batch", "sequence", "token"]
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     depth: int
 
 
-class Row(NamedTuple):
+class TokenSequence(NamedTuple):
     """One sequence: its tokens, the first that is learned (1 or later), and how many loops it is run for.
 
     `answers`: of every answer in it the number of its first token, which is learned, and its depth.  `earlier` is what
@@ -69,11 +69,11 @@ class Line:
     Each row is a branch: it sees what is shared and itself (`passes.states`), so that it is as if it stood alone.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[TokenSequence, ...]
     shared: int
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Line:
+    def of(cls, rows: Sequence[TokenSequence]) -> Line:
         """A line of these rows.  ValueError for rows of unlike numbers of loops."""
         if len({row.loops for row in rows}) > 1:
             raise ValueError("rows of unlike numbers of loops do not lie in one line")
@@ -150,7 +150,7 @@ class Unit:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = True) -> list[Row]:
+def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = True) -> list[TokenSequence]:
     """Rows of questions: the answer is learned, and what ends the assistant's turn.
 
     InputError where the chat template leaves a question out, or does not put an answer right behind the prompt it
@@ -158,18 +158,8 @@ def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = Tr
     """
     texts: list[str] = []
     for each in asked:
-        question = {"role": "user", "content": each.prompt}
-        start = tokenizer.render([question], enable_thinking=False)
-        tokenizer.check_asked([question], start)
-        texts.append(start)
-        for answer in each.answers:
-            said = {"role": "assistant", "content": answer}
-            whole = tokenizer.render([question, said], answer=False, enable_thinking=False)
-            if not whole.startswith(start):
-                raise InputError(
-                    f"the chat template of {tokenizer.folder} writes an answer elsewhere than it asks for it"
-                )
-            texts.append(whole[len(start) :] if newline else whole[len(start) :].removesuffix("\n"))
+        start, rests = tokenizer.chat_parts(each.prompt, each.answers)
+        texts += [start, *(rest if newline else rest.removesuffix("\n") for rest in rests)]
     encoded = iter(tokenizer.encode_many(texts))
     rows = []
     for each in asked:
@@ -179,7 +169,7 @@ def chat_rows(asked: Sequence[Example], tokenizer: Tokenizer, newline: bool = Tr
         earlier = tuple(
             Reading(_to_the_first_other(after[one.answer], rest), one.loops, one.depth) for one in each.earlier
         )
-        rows.append(Row((*before, *rest), len(before), each.loops, ((len(before), each.depth),), earlier))
+        rows.append(TokenSequence((*before, *rest), len(before), each.loops, ((len(before), each.depth),), earlier))
     return rows
 
 
@@ -194,14 +184,14 @@ def _alike(texts: Iterable[Sequence[int]]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, places))
 
 
-def text_rows(found: Sequence[Text], tokenizer: Tokenizer) -> list[Row]:
+def text_rows(found: Sequence[Text], tokenizer: Tokenizer) -> list[TokenSequence]:
     """Rows of texts of which every token is learned but the first, which nothing comes before."""
     places = [[place for place, _ in each.answers] for each in found]
     rows = []
     encoded = tokenizer.encode_with_places([each.text for each in found], places)
     for each, (ids, firsts) in zip(found, encoded, strict=True):
         answers = [(first, depth) for first, (_, depth) in zip(firsts, each.answers, strict=True) if first]
-        rows.append(Row(tuple(ids), 1, each.loops, tuple(answers)))
+        rows.append(TokenSequence(tuple(ids), 1, each.loops, tuple(answers)))
     return rows
 
 
@@ -209,7 +199,7 @@ def text_rows(found: Sequence[Text], tokenizer: Tokenizer) -> list[Row]:
 
 
 def units(
-    rows: Sequence[Row], *, micro: int, averaging: Averaging, share: float, kind: Literal["task", "general"],
+    rows: Sequence[TokenSequence], *, micro: int, averaging: Averaging, share: float, kind: Literal["task", "general"],
     emphasis: float = 1.0, together: int = 1,
 ) -> list[Unit]:  # fmt: skip
     """Rows in passes of up to `micro` lines, whose losses add up to `share` times the average of the learned tokens.
@@ -335,14 +325,14 @@ class Data:
         """A quarter of the task's tokens, in passes about as large as the task's."""
         recipe = self.recipe
         drawn = draw(self.pools, tokens_beside(sum(unit.length for unit in task)), recipe.general_seed + update)
-        rows = [Row(chunk, 1, loops) for chunk in drawn]
+        rows = [TokenSequence(chunk, 1, loops) for chunk in drawn]
         micro = max(1, max(unit.tokens.numel() for unit in task) // CHUNK)
         return units(rows, micro=micro, averaging="token", share=recipe.share, kind="general")
 
     def _general_alone(self, update: int) -> list[Unit]:
         recipe = self.recipe
         drawn = draw(self.pools, CHUNK * recipe.examples, recipe.general_seed + update)
-        rows = [Row(chunk[:WINDOW], 1, recipe.loops) for chunk in drawn]
+        rows = [TokenSequence(chunk[:TEXT_TOKENS], 1, recipe.loops) for chunk in drawn]
         return units(rows, micro=recipe.micro, averaging="sequence", share=1.0, kind="general")
 
 

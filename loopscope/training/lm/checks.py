@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopscope.execute.runs import Sizes
 from loopscope.models.decoding import generate, pad_left
 from loopscope.models.text import Tokenizer
+from loopscope.pieces import pieces_of
 from loopscope.tasks.general_text import Pool, mixed, watched
-from loopscope.training.lm.batches import Row, units
-from loopscope.training.lm.objective import MAP, Objective
+from loopscope.training.lm.batches import TokenSequence, units
+from loopscope.training.lm.objective import Objective
 from loopscope.training.lm.processes import Processes
 from loopscope.training.lm.questions import Question, questions
 from loopscope.training.lm.recipe import Recipe
@@ -48,7 +50,7 @@ class Checks:
         """Every process answers a part; all get the same result."""
         losses = {}
         for source, chunks in watched(self.pools).items():
-            rows = [Row(chunk, 1, self.recipe.loops) for chunk in chunks]
+            rows = [TokenSequence(chunk, 1, self.recipe.loops) for chunk in chunks]
             found = units(rows, micro=len(rows), averaging="token", share=1.0, kind="general")
             each = (unit.to(self.processes.device) for unit in found)
             losses[source] = float(sum(objective(unit)[0] for unit in each))
@@ -59,7 +61,7 @@ class Checks:
     def _counts(self, objective: Objective) -> Tensor:
         """[cells, 2]: right replies of this process, and questions."""
         counts = torch.zeros(len(self.cells), 2, dtype=torch.float64, device=self.processes.device)
-        maps = {} if objective.step is None else {MAP: objective.steer}
+
         for loops in sorted({question.loops for question, _ in self.asked}):
             mine = [pair for pair in self.asked if pair[0].loops == loops][self.processes.index :: self.processes.count]
             together = self._together(objective, loops)
@@ -67,7 +69,7 @@ class Checks:
                 some = mine[start : start + together]
                 tokens, mask = pad_left([prompt for _, prompt in some])
                 program = objective.program(loops)
-                said = generate(objective.model, tokens, program, new=REPLY, maps=maps, mask=mask).texts()
+                said = generate(objective.model, tokens, program, new=REPLY, maps=objective.maps, mask=mask).texts()
                 for (question, _), reply in zip(some, said, strict=True):
                     right = question.right(self._judged(self.tokenizer.decode(reply)))
                     counts[self.cells.index(question.cell)] += torch.tensor([right, 1.0], device=counts.device)
@@ -76,7 +78,8 @@ class Checks:
     def _together(self, objective: Objective, loops: int) -> int:
         """How many questions are answered at a time, by the longest: more at a time are faster."""
         model, longest = objective.model, REPLY + max(len(prompt) for _, prompt in self.asked)
-        row = longest * loops * len(model.layers) * 2 * model.heads * model.head_size * 4
+        layers = Sizes.of(pieces_of(model), longest).layers_of(model.program(loops))
+        row = longest * layers * 2 * model.heads * model.head_size * 4
         return max(1, CACHE // row)
 
     def _judged(self, reply: str) -> str:

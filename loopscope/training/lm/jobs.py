@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.log import Log, silent
 from loopscope.maps import AffineMap, load_map, make_map, map_files, save_map
 from loopscope.models.checksums import SUMS
 from loopscope.models.folders import (
@@ -37,10 +38,13 @@ from loopscope.models.folders import (
     weights_sha256,
     write_folder,
 )
+from loopscope.models.hub import origin_of
 from loopscope.models.identity import Identity, identify
+from loopscope.models.padding import check_learnable
 from loopscope.models.passes import PRECISIONS, Boundary
 from loopscope.models.steering import FITTED
 from loopscope.models.text import TOKENIZER, Tokenizer, load_tokenizer
+from loopscope.pieces import pieces_of
 from loopscope.store.artefacts import IDENTITY, LM_MAP, WEIGHTS_SHA
 from loopscope.store.files import read, remove_dead_drafts
 from loopscope.store.manifest import MANIFEST, canonical, digest, read_json
@@ -48,6 +52,7 @@ from loopscope.store.store import Store
 from loopscope.tasks.general_text import Pool, Source, built_in, pool
 from loopscope.training import job
 from loopscope.training.lm.batches import Data, Unit
+from loopscope.training.lm.cards import recipe_card
 from loopscope.training.lm.checks import Checks
 from loopscope.training.lm.memory import Memory, plan
 from loopscope.training.lm.objective import Objective, narrow_products
@@ -62,8 +67,11 @@ TRAINING = "lm-training"
 """How a model was trained, by a recipe, from weights ("weights") to weights ("made"), both named by their SHA-256.
 The identity of the model that it began with is beside them."""
 
-HISTORY, TRAINED = "history.json", "history.json.xz"
+HISTORY, KEPT_HISTORY = "history.json", "history.json.xz"
 """How training went: in the folder of a model, and in a store."""
+
+LOOKED_AT = 512
+"""Rows in which it is looked whether one sees a later one, which would give every answer away."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class Settings(job.Settings):
     """
 
     save_every: float = 300.0
-    log: Callable[[str], None] = lambda _: None
+    log: Log = silent
     compiled: bool = False
 
 
@@ -130,8 +138,9 @@ class Prepared:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a map's artefact is made by; the recipe may leave out the boundary."""
-        return {"recipe": self.recipe.to_dict(), "boundary": self.model.boundary, "text": self.text}
+        """What a map's artefact is made by; the recipe may leave out the boundary, and knows no chosen layers."""
+        part = {} if self.model.loop is None else {"loop": self.model.loop}
+        return {"recipe": self.recipe.to_dict(), "boundary": self.model.boundary, **part, "text": self.text}
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -155,11 +164,12 @@ class Prepared:
 
 def finetune(
     folder: str | Path, recipe: Recipe, out: str | Path, store: Store, settings: Settings, *,
-    sources: Sequence[Source] | None = None, boundary: Boundary | None = None,
+    sources: Sequence[Source] | None = None, boundary: Boundary | None = None, loop: str | None = None,
 ) -> Finished:  # fmt: skip
     """Train the model in a folder by a recipe and write the folder `out`; checkpoints are in the store meanwhile.
 
-    `sources` are general text (default: what needs no download); `boundary` goes before the recipe's and the folder's.
+    `sources` are general text (default: what needs no download); `boundary` goes before the recipe's and the folder's,
+    `loop` before the layers that the folder loops.
     An `out` that this call has written before is only looked up.  Raises InputError for a recipe of a map, another
     `out` that exists, a model or tokenizer that does not fit, and too little memory; NotFiniteError when training
     leaves the numbers; StoreError when the disk is full.
@@ -167,29 +177,34 @@ def finetune(
     if recipe.trains != "weights":
         raise InputError(f"recipe {recipe.name!r} fits a map; `loopscope lm fit` does that")
     folder, out = Path(folder), Path(out)
-    given = prepared(folder, recipe, settings, sources, boundary)
+    given = prepared(folder, recipe, settings, sources, boundary, loop)
     return _Finetuning(given, out, store, settings).run()
 
 
 def fit(
-    folder: str | Path, recipe: Recipe, store: Store, settings: Settings, *, sources: Sequence[Source] | None = None
-) -> Finished:
+    folder: str | Path, recipe: Recipe, store: Store, settings: Settings, *, sources: Sequence[Source] | None = None,
+    loop: str | None = None,
+) -> Finished:  # fmt: skip
     """Fit a map to the frozen model in a folder; it becomes an artefact of the store, and a finished one is looked up.
+
+    `loop` are the layers that are looped (default: as the folder has it).
 
     Raises as `finetune`.
     """
     if recipe.trains != "map":
         raise InputError(f"recipe {recipe.name!r} trains a model; `loopscope lm finetune` does that")
-    return _Fitting(prepared(Path(folder), recipe, settings, sources, None), store, settings).run()
+    return _Fitting(prepared(Path(folder), recipe, settings, sources, None, loop), store, settings).run()
 
 
-def save_fitted(done: Finished, out: Path) -> None:
-    """Save a copy of a fitted map in a new folder, with what it was fitted to; it appears whole or not at all."""
-    save_map(load_map(done.folder), out, {FITTED: read(done.folder / FITTED)})
+def save_fitted(done: Finished, recipe: Recipe, out: Path, command: str = "") -> None:
+    """Save a copy of a fitted map in a new folder, with what it was fitted to and a model card; whole or not at all."""
+    card = recipe_card(recipe, done, read_json(done.folder / FITTED), command)
+    save_map(load_map(done.folder), out, {FITTED: read(done.folder / FITTED)}, card=card)
 
 
 def new_map(recipe: Recipe, width: int) -> AffineMap:
-    """The map that a recipe begins with, for states of this width; InputError for a rank that does not fit."""
+    """The map that a recipe begins with, for states of this width (of a model with several stacks, all side by side);
+    InputError for a rank that does not fit."""
     shape = {} if recipe.rank is None else {"rank": recipe.rank, "seed": recipe.init}
     try:
         return make_map(recipe.family, width=width, **shape)
@@ -198,13 +213,15 @@ def new_map(recipe: Recipe, width: int) -> AffineMap:
 
 
 def prepared(
-    folder: Path, recipe: Recipe, settings: Settings, sources: Sequence[Source] | None, boundary: Boundary | None
-) -> Prepared:
+    folder: Path, recipe: Recipe, settings: Settings, sources: Sequence[Source] | None, boundary: Boundary | None,
+    loop: str | None = None,
+) -> Prepared:  # fmt: skip
     """What a job is made from; arguments as of `finetune`, and it raises the same."""
-    model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary)
+    model = outline(folder, loops=recipe.loops, boundary=boundary or recipe.boundary, loop=loop)
+    check_learnable(pieces_of(model), min(model.positions, LOOKED_AT))
     tensors_of(model, folder)
     tokenizer = load_tokenizer(folder)
-    step = new_map(recipe, model.width) if recipe.trains == "map" else None
+    step = new_map(recipe, pieces_of(model).state_width) if recipe.trains == "map" else None
     pools = [pool(source, lambda text: tokenizer.encode(text, special=False)) for source in sources or built_in()]
     data = Data(recipe, tokenizer, pools, vocabulary=model.vocabulary, positions=model.positions)
     ends = ((0, recipe.level_at(0)), (recipe.updates - 1, recipe.levels))
@@ -217,8 +234,10 @@ def prepared(
 
 def tuner_of(job: Prepared, *, recompute: bool, compiled: bool, captured: bool = True) -> Tuner:
     """The trainer of a job, its weights loaded; `captured` says whether compiled passes are also captured."""
-    loops, boundary = job.model.loops, job.model.boundary
-    model = load(job.folder, loops=loops, boundary=boundary, device=job.processes.device, dtype=torch.float32)
+    loops, boundary, loop = job.model.loops, job.model.boundary, job.model.loop
+    model = load(
+        job.folder, loops=loops, boundary=boundary, loop=loop, device=job.processes.device, dtype=torch.float32
+    )
     model.requires_grad_(job.step is None)
     if job.step is not None and job.processes.device.type == "cuda":
         narrow_products(model, torch.bfloat16)
@@ -277,7 +296,7 @@ class _Tuning(job.Job[Tuner, Finished]):
                   "seconds": trainer.seconds}  # fmt: skip
         if self.group.first:
             return self.written(trainer, weights, result)
-        return _finished(self.given.folder, None, result)
+        return finished_of(self.given.folder, None, result)
 
     @abstractmethod
     def written(self, tuner: Tuner, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> Finished:
@@ -302,22 +321,24 @@ class _Finetuning(_Tuning):
         if self.group.first:
             remove_dead_drafts(out.absolute().parent)  # of a run that was killed after its folder was there
             self._note(weights_sha256(out), result)
-        return _finished(out, None, result)
+        return finished_of(out, None, result)
 
     def written(self, tuner: Tuner, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> Finished:
         given, model = self.given, self.given.model
-        about = {"loops": model.loops, "boundary": model.boundary, "job": digest(self.identity),
-                 "from": given.source.weights, "recipe": given.recipe.to_dict(), "updates": tuner.update}  # fmt: skip
+        part = {} if model.loop is None else {"loop": model.loop}
+        about = {"loops": model.loops, "boundary": model.boundary, **part, "job": digest(self.identity),
+                 "from": given.source.weights, "recipe": given.recipe.to_dict(), "updates": tuner.update,
+                 **origin_of(given.folder)}  # fmt: skip
         whole = {name.removeprefix("model."): each for name, each in weights.items()}
-        self._note(_write_folder(self.out, given.folder, whole, given.recipe.saved, about, result), result)
-        return _finished(self.out, None, result)
+        self._note(trained_folder(self.out, given.folder, whole, given.recipe.saved, about, result), result)
+        return finished_of(self.out, None, result)
 
     def _note(self, made: str, result: Mapping[str, Any]) -> None:
         """How the model was trained to weights of the SHA-256 `made`, into the store; what is there stays."""
         config, inputs = self.given.config, {**self.given.inputs, "made": made}
         if self.store.find(TRAINING, config, inputs) is None:
             with self.store.write(TRAINING, config, inputs, device=self.given.processes.device) as draft:
-                draft.json(TRAINED, result)
+                draft.json(KEPT_HISTORY, result)
 
 
 class _Fitting(_Tuning):
@@ -325,21 +346,23 @@ class _Fitting(_Tuning):
 
     def finished(self) -> Finished | None:
         there = self.store.find(KIND, self.given.config, self.given.inputs)
-        return None if there is None else _finished(there.folder, there.key, there.json(TRAINED))
+        return None if there is None else finished_of(there.folder, there.key, there.json(KEPT_HISTORY))
 
     def written(self, tuner: Tuner, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> Finished:
         given, made = self.given, tuner.objective.step
         assert made is not None
         about = {**given.config, WEIGHTS_SHA: given.source.weights, IDENTITY: given.source.to_dict()}
+        about |= origin_of(given.folder)
         beside = {FITTED: canonical(about, FITTED) + b"\n"}
         with self.store.write(KIND, given.config, given.inputs, device=given.processes.device) as draft:
             for name, data in map_files(made.half() if given.recipe.saved == "fp16" else made, beside).items():
                 draft.bytes(name, data)
-            draft.json(TRAINED, result)
-        return _finished(draft.artefact.folder, draft.artefact.key, result)
+            draft.json(KEPT_HISTORY, result)
+        return finished_of(draft.artefact.folder, draft.artefact.key, result)
 
 
-def _finished(folder: Path, key: str | None, result: Mapping[str, Any]) -> Finished:
+def finished_of(folder: Path, key: str | None, result: Mapping[str, Any]) -> Finished:
+    """What came out, with how it went as it was written."""
     return Finished(folder, key, *(result[name] for name in ("updates", "history", "tokens", "seconds")))
 
 
@@ -347,7 +370,7 @@ def _shares(answers: Mapping[int, tuple[int, int]]) -> dict[str, float]:
     return {str(depth): right / asked for depth, (right, asked) in answers.items()}
 
 
-def _write_folder(
+def trained_folder(
     out: Path, source: Path, weights: Mapping[str, Tensor], saved: str, about: Mapping[str, Any],
     result: Mapping[str, Any],
 ) -> str:  # fmt: skip

@@ -17,10 +17,13 @@ import torch
 from torch import nn
 
 from loopscope.errors import InputError
+from loopscope.execute.runs import Sizes
 from loopscope.models.folders import Adapter
+from loopscope.pieces import pieces_of
 from loopscope.training.lm.batches import Unit
 from loopscope.training.lm.objective import ROWS
 from loopscope.training.lm.recipe import Recipe
+from loopscope.training.lm.task_recipe import TaskRecipe
 
 SPARE = 0.9
 """How much of the free memory may be planned for: allocators leave gaps."""
@@ -54,7 +57,7 @@ class Memory:
 
 
 def estimate(
-    model: Adapter, step: nn.Module | None, recipe: Recipe, units: Iterable[Unit], *, device: torch.device,
+    model: Adapter, step: nn.Module | None, recipe: Recipe | TaskRecipe, units: Iterable[Unit], *, device: torch.device,
     recompute: bool, processes: int = 1,
 ) -> Memory:  # fmt: skip
     """What training takes with passes like `units`, from a model on any device, the meta device too.
@@ -75,13 +78,16 @@ def estimate(
     product = 2 if gpu else 4
     linear = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
     frozen = 2 * linear if gpu and step is not None else 0
-    mlp = next(each.shape[0] for name, each in model.named_parameters() if name.endswith("mlp.up_proj.weight"))
-    d, heads, layers = model.width, model.heads * model.head_size, len(model.layers)
+    mlp = model.middle
+    d, heads = model.width, model.heads * model.head_size
+    layers_of = Sizes.of(pieces_of(model), 1).layers_of
     layer = 4 * (8 * d + 8 * heads) + product * 4 * mlp
     activations, logits = 0, 0
     for unit in units:
-        length, calls = unit.tokens.shape[1], sum(unit.loops)
-        held = calls * layers * 4 * d + len(unit.loops) * layer if recompute else calls * layers * layer
+        length, programs = unit.tokens.shape[1], [model.program(loops) for loops in unit.loops]
+        calls = sum(program.calls for program in programs)
+        passed = sum(map(layers_of, programs))  # a prelude and a coda once for each example
+        held = passed * 4 * d + len(unit.loops) * layer if recompute else passed * layer
         closing = calls * 3 * 4 * d if model.boundary == "norm" else 0
         activations = max(activations, length * (held + closing))
         logits = max(logits, min(len(unit.targets), ROWS) * model.vocabulary * (product + 8))
@@ -106,7 +112,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def plan(
-    model: Adapter, step: nn.Module | None, recipe: Recipe, units: Iterable[Unit], *, device: torch.device,
+    model: Adapter, step: nn.Module | None, recipe: Recipe | TaskRecipe, units: Iterable[Unit], *, device: torch.device,
     processes: int = 1, free: int | None = None,
 ) -> Memory:  # fmt: skip
     """The estimate of how the run is done: with recomputed layers only where it would not fit without.

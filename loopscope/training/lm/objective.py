@@ -6,6 +6,7 @@ the pass has.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -16,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from loopscope.maps import AffineMap
 from loopscope.models.folders import Adapter
-from loopscope.models.passes import states
-from loopscope.models.placement import after_each, between
-from loopscope.program import F, Program
+from loopscope.models.passes import one_pass
+from loopscope.models.placement import placed
+from loopscope.program import Program
+from loopscope.protocol import LoopedModel, TokenMap
 from loopscope.training.lm.batches import Unit
 
 MAP = "step"
@@ -39,24 +41,25 @@ def narrow_products(model: nn.Module, dtype: torch.dtype) -> None:
             part.weight.data = part.weight.data.to(dtype)
 
 
-class Objective(nn.Module):
-    """A model and perhaps a map before or after its loops; calling it gives the loss of a unit.
+class Loss(nn.Module, ABC):
+    """A model, and perhaps a map that is fitted; calling it gives the loss of a unit.
 
-    `recompute` and `compiled` are as in `passes.states`.
+    `recompute` and `compiled` are as in `passes.one_pass`.
     """
 
-    def __init__(
-        self, model: Adapter, step: AffineMap | None = None, placement: Literal["between", "after-each"] = "between"
-    ) -> None:
+    def __init__(self, model: LoopedModel, step: AffineMap | None = None) -> None:
         super().__init__()
-        self.model, self.step, self.placement = model, step, placement
+        self.model, self.step = model, step
         self.recompute, self.compiled = False, False
 
+    @abstractmethod
     def program(self, loops: int) -> Program:
-        """So many loops, with the map where it stands."""
-        if self.step is None:
-            return F**loops
-        return between(MAP, loops) if self.placement == "between" else after_each(MAP, loops)
+        """What is run for so many loops; that of fewer is how that of more begins."""
+
+    @property
+    def maps(self) -> dict[str, TokenMap]:
+        """The maps of its programs, by name."""
+        return {} if self.step is None else {MAP: self.steer}
 
     def steer(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """The map in fp32, whatever the rest is computed in: near the identity, bf16 would round its work away."""
@@ -81,26 +84,45 @@ class Objective(nn.Module):
         return loss, right
 
     def _read(self, unit: Unit) -> Float[Tensor, "states T d"]:
-        """For every number of loops that is read after, the states of the lines that have as many, one after another.
+        """For every number of loops that is read after, what is read of the lines that have as many, one after another.
 
         A line takes no more steps than it needs.
         """
         program = self.program(unit.loops[0])
         steps = {loops: len(self.program(loops).steps) for loops in unit.reads}
-        found = states(
+        found = one_pass(
             self.model,
             unit.tokens,
             program,
-            maps={} if self.step is None else {MAP: self.steer},
+            maps=self.maps,
             branches=unit.branches,
             examples=[sum(steps[loops] > before for loops in unit.loops) for before in range(len(program.steps))],
             recompute=self.recompute and torch.is_grad_enabled(),
             compiled=self.compiled,
         )
-        return torch.cat([found[program.points[steps[loops]]] for loops in unit.reads])
+        return torch.cat([found.left(program.points[steps[loops]]) for loops in unit.reads])
 
     def _cost(
         self, h: Float[Tensor, "n d"], targets: Int[Tensor, " n"], weights: Float[Tensor, " n"]
     ) -> Float[Tensor, ""]:
         costs = nnf.cross_entropy(self.model.read(h).float(), targets, reduction="none")
         return (weights * costs).sum()
+
+
+class Objective(Loss):
+    """A language model and perhaps a map before or after its loops, as a recipe says."""
+
+    model: Adapter
+
+    def __init__(
+        self, model: Adapter, step: AffineMap | None = None, placement: Literal["between", "after-each"] = "between"
+    ) -> None:
+        super().__init__(model, step)
+        self.placement = placement
+
+    def program(self, loops: int) -> Program:
+        """So many loops, with the map where it stands."""
+        program, readings = self.model.program(loops), self.model.readings(loops)
+        if self.step is None:
+            return program
+        return placed(MAP, program, readings[:-1] if self.placement == "between" else readings)

@@ -344,12 +344,12 @@ def changed(given: Recipe, changes: Iterable[str]) -> Recipe:
             raise InputError(f"a change of a recipe is written name=value, not {change!r}")
         if name not in names:
             raise InputError(f"a recipe has no setting {name!r}; it has {', '.join(names)}{nearest(name, names)}")
-        values[name] = _value(name, text, known[name].kind)
+        values[name] = value_of(name, text, known[name].kind)
     for_readers = {each.name: getattr(given, each.name) for each in fields(given) if each.name in FOR_READERS}
     return replace(Recipe.from_dict({**given.to_dict(), **values}), **for_readers)
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def value_of(name: str, text: str, kind: Any) -> Any:
     """A text as a value of this type: a word where words are listed, else a JSON number, true, false or null."""
     words = [word for each in (kind, *get_args(kind)) for word in get_args(each) if isinstance(word, str)]
     if text in words:

@@ -21,12 +21,14 @@ from loopscope.errors import NotFiniteError
 from loopscope.models.passes import known_tokens
 from loopscope.training.lm.batches import Data, Unit
 from loopscope.training.lm.cuda_graphs import CudaGraphs, padded
-from loopscope.training.lm.objective import Objective
+from loopscope.training.lm.objective import Loss
 from loopscope.training.lm.optimisers import make_optimiser
 from loopscope.training.lm.processes import Processes, gathered, shared_like
 from loopscope.training.lm.recipe import Recipe
+from loopscope.training.lm.task_data import TaskData
+from loopscope.training.lm.task_recipe import TaskRecipe
 
-WINDOW = {"cuda": 10, "cpu": 1}
+LOOK_EVERY = {"cuda": 10, "cpu": 1}
 """Updates between two looks at the device."""
 
 KINDS = ("task", "general")
@@ -46,7 +48,8 @@ class Tuner:
     stage = 0  # there is one only
 
     def __init__(
-        self, recipe: Recipe, objective: Objective, data: Data, checks: Callable[[Objective], dict[str, Any]],
+        self, recipe: Recipe | TaskRecipe, objective: Loss, data: Data | TaskData,
+        checks: Callable[[Any], dict[str, Any]],
         processes: Processes, captured: bool = True,
     ) -> None:  # fmt: skip
         self.recipe, self.data, self.checks, self.processes = recipe, data, checks, processes
@@ -158,7 +161,7 @@ class Tuner:
                 last = self.update == self.recipe.updates
                 check = self.update % self.recipe.check_every == 0 or last
                 growing = self.recipe.grow_at is not None and self.update % self.recipe.grow_every == 0
-                ended = self.update % WINDOW[self.device.type] == 0 or check or growing
+                ended = self.update % LOOK_EVERY[self.device.type] == 0 or check or growing
                 if ended:
                     self._look()
                     if self._grow() and not last:  # what was made ahead is of the level before

@@ -15,6 +15,7 @@ as they were.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from loopscope.models.extras import extra
 from loopscope.models.text import SETTINGS, TOKENIZER
 from loopscope.store.files import new_folder, write_synced
 from loopscope.tasks import TASKS
+from loopscope.tasks.examples import examples
 
 UNKNOWN, BEGIN, END = MARKS = ("<|unknown|>", "<|im_start|>", "<|im_end|>")
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -39,11 +41,15 @@ CHAT = (
 def write_words(out: Path, task: str) -> int:
     """Write a folder with a tokenizer of a task's words and its chat template; gives the number of tokens.
 
+    `task` is the name of a task, or a file of examples (`tasks.examples`), whose prompts and answers are its words.
     InputError for a task without words and for an `out` that exists.
     """
     known = {name: texts for name, each in TASKS.items() if (texts := tuple(each.words()))}
+    if task not in known and os.path.lexists(task):
+        known = {task: tuple(_texts_of(Path(task)))}
     if task not in known:
-        raise InputError(f"there are no words of {task!r}; there are those of {', '.join(known)}{nearest(task, known)}")
+        there = f"there are those of {', '.join(known)}, and of files of examples"
+        raise InputError(f"there are no words of {task!r}; {there}{nearest(task, known)}")
     if out.exists() or out.is_symlink():
         raise InputError(f"{out} exists already; give a folder that does not")
     parts = _tokenizer(known[task])
@@ -52,6 +58,15 @@ def write_words(out: Path, task: str) -> int:
         write_synced(draft / TOKENIZER, f"{json.dumps(json.loads(parts.to_str()), ensure_ascii=False)}\n".encode())
         write_synced(draft / SETTINGS, f"{json.dumps(settings, indent=1)}\n".encode())
     return int(parts.get_vocab_size())
+
+
+def _texts_of(file: Path) -> Iterable[str]:
+    """The texts of a file of examples; InputError for one of tokens."""
+    for each in examples(file):
+        for text in (each.prompt, each.answer, each.corrupt, each.corrupt_answer):
+            if text is not None and not isinstance(text, str):
+                raise InputError(f"{each.where} is of tokens, which have no words")
+            yield text or ""
 
 
 def _tokenizer(texts: Iterable[str]) -> Any:
