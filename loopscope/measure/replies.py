@@ -6,7 +6,7 @@ reply that did not end within its tokens has WENT_ON behind it: no whole answer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,9 +14,10 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError
+from loopscope.log import Log, silent, under
 from loopscope.models.decoding import generate, pad_left
 from loopscope.models.passes import LanguageModel
-from loopscope.program import Program
+from loopscope.program import Program, ProgramLike
 from loopscope.protocol import TokenMap
 
 WENT_ON = "\N{HORIZONTAL ELLIPSIS}"
@@ -25,17 +26,9 @@ WENT_ON = "\N{HORIZONTAL ELLIPSIS}"
 KEPT = 96
 """Bytes of a reply that are kept, far more than any right answer has."""
 
-Log = Callable[[str], None]
-"""Takes a line on what is being done."""
-
-
-def under(name: str, log: Log) -> Log:
-    """The same log, with a name before every line."""
-    return lambda text: log(f"{name}: {text}")
-
 
 @runtime_checkable
-class Speaks(Protocol):
+class ChatTokenizer(Protocol):
     """A tokenizer with a chat template, as `text.Tokenizer` is."""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -53,7 +46,7 @@ class Speaks(Protocol):
         ...
 
 
-def asked(tokenizer: Speaks, question: str) -> list[int]:
+def asked(tokenizer: ChatTokenizer, question: str) -> list[int]:
     """The tokens of a question, up to where the answer begins."""
     return tokenizer.encode_chat([{"role": "user", "content": question}], enable_thinking=False)
 
@@ -73,15 +66,15 @@ def together(prompts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
 
 def ask(
     model: LanguageModel,
-    tokenizer: Speaks,
+    tokenizer: ChatTokenizer,
     questions: Sequence[str],
-    program: Program,
+    program: ProgramLike,
     *,
     new: int,
     maps: Mapping[str, TokenMap] | None = None,
     read: str = "last",
     batch: int = 32,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> list[str]:
     """The model's reply to every question, in their order; equal questions are asked once.
 
@@ -95,14 +88,14 @@ def ask(
 
 def replies_of_runs(
     model: LanguageModel,
-    tokenizer: Speaks,
+    tokenizer: ChatTokenizer,
     questions: Sequence[str],
     runs: Mapping[str, tuple[Program, str]],
     *,
     new: int,
     maps: Mapping[str, TokenMap] | None = None,
     batch: int = 32,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> dict[str, UInt8[Tensor, "questions _"]]:
     """The replies to the same questions in several runs, each a program and the point that is read, as `as_bytes`.
 
@@ -117,8 +110,8 @@ def replies_of_runs(
 
 
 def _said(
-    model: LanguageModel, tokenizer: Speaks, prompts: Mapping[str, Sequence[int]], program: Program, new: int,
-    maps: Mapping[str, TokenMap] | None, read: str, batch: int, log: Log,
+    model: LanguageModel, tokenizer: ChatTokenizer, prompts: Mapping[str, Sequence[int]], program: ProgramLike,
+    new: int, maps: Mapping[str, TokenMap] | None, read: str, batch: int, log: Log,
 ) -> dict[str, str]:  # fmt: skip
     if batch < 1:
         raise InputError(f"a batch has at least 1 question, not {batch} (nearest: 1)")
@@ -134,7 +127,7 @@ def _said(
     return said
 
 
-def as_reply(tokenizer: Speaks, tokens: Sequence[int], new: int) -> str:
+def as_reply(tokenizer: ChatTokenizer, tokens: Sequence[int], new: int) -> str:
     """The text of a reply, with WENT_ON behind it if it has all of its `new` tokens and so did not end."""
     return tokenizer.decode(tokens) + (WENT_ON if len(tokens) == new else "")
 
