@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,19 @@ What comes with a checkout expands to at most 3.2 MB; weights hardly shrink, and
 MEMORY = 256 << 20
 """Bytes that decompressing may take besides; the highest preset takes 65 MiB."""
 
-DENSE = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 3, "lp": 1, "pb": 1}]
-"""Filters for weights in 16 bits, of which every other byte is alike: a third is saved."""
+STRONG: Mapping[str, Any] = {"id": lzma.FILTER_LZMA2, "preset": 9}
+"""How files are compressed."""
+
+DENSE: Mapping[str, Any] = {**STRONG, "lc": 3, "lp": 1, "pb": 1}
+"""How weights in 16 bits are compressed, of which every other byte is alike: a third is saved."""
+
+LEAST, MOST = 4096, 64 << 20
+"""Bytes that are looked back at, at least and at most.  Memory for more than there are shortens nothing."""
 
 
-def compress(data: bytes, name: str, filters: list[dict[str, Any]] | None = None) -> bytes:
+def compress(data: bytes, name: str, how: Mapping[str, Any] = STRONG) -> bytes:
     """`data` as an xz file; InputError where `expand` would refuse it, since it shrinks too well for its size."""
-    small = lzma.compress(data, filters=filters) if filters else lzma.compress(data, preset=9)
+    small = lzma.compress(data, filters=[{**how, "dict_size": min(max(len(data), LEAST), MOST)}])
     if len(data) > _limit(small):
         raise InputError(
             f"{name}: {len(data):,} bytes shrink to {len(small):,}, which is not expanded again; store it without {XZ}"

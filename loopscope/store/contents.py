@@ -13,6 +13,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from loopscope.bounds import line
 from loopscope.errors import InputError, nearest
 from loopscope.store.compression import XZ, compress, expand
 from loopscope.store.files import damaged, first_line, names_in, read, sha256_of, write_synced
@@ -28,7 +29,7 @@ from loopscope.store.manifest import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artefact:
     """A finished artefact.  Every read checks size and SHA-256 and raises `DamagedError` if they do not fit.
 
@@ -37,6 +38,9 @@ class Artefact:
 
     folder: Path
     manifest: Manifest
+
+    def __repr__(self) -> str:
+        return f"<{self.manifest.kind} {self.key[:12]}: {line(', '.join(self.manifest.files)) or 'no files'}>"
 
     @property
     def key(self) -> str:

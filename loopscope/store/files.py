@@ -237,7 +237,7 @@ def _locked_draft(parent: Path, stack: ExitStack) -> Path:
     Until it is locked, another process may take it for one that was left behind, and remove it: then the next is tried.
     """
     while True:
-        draft = parent / f".draft-loopscope-{secrets.token_hex(8)}"
+        draft = _draft_in(parent)
         draft.mkdir(mode=0o700)
         with ExitStack() as mine, suppress(FileNotFoundError):
             mine.callback(shutil.rmtree, draft, ignore_errors=True)
@@ -256,6 +256,7 @@ def remove_dead_drafts(parent: Path, dry_run: bool = False) -> list[tuple[Path, 
     """
     found = []
     for draft in (parent / name for name in names_in(parent) if DRAFT.fullmatch(name)):
+        out_of_sight: Path | None = None
         with suppress(OSError, StoreError), ExitStack() as stack:
             if draft.is_symlink() or (held := set(os.listdir(draft))) - {WRITER, FILLED}:
                 continue
@@ -267,8 +268,18 @@ def remove_dead_drafts(parent: Path, dry_run: bool = False) -> list[tuple[Path, 
                 found.append((draft, size_on_disk(draft)))
             if dead and not dry_run:
                 # An empty one may be a living writer's, who has yet to make the lock: then rmdir refuses or he retries.
-                shutil.rmtree(draft) if held else draft.rmdir()
+                if held:
+                    out_of_sight = draft.rename(_draft_in(parent))
+                else:
+                    draft.rmdir()
+        if out_of_sight is not None:  # with its lock closed: NFS keeps a file that is open, under another name
+            shutil.rmtree(out_of_sight, ignore_errors=True)
     return found
+
+
+def _draft_in(parent: Path) -> Path:
+    """A name for a draft that nothing has."""
+    return parent / f".draft-loopscope-{secrets.token_hex(8)}"
 
 
 def remove_quietly(draft: Path) -> None:

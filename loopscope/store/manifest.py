@@ -55,7 +55,7 @@ class FileRecord:
             raise InputError(f"a file of {self.size!r} bytes")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Manifest:
     """Where an artefact comes from (`inputs`: role -> key) and what it must contain (`files`: name -> record)."""
 
@@ -68,6 +68,9 @@ class Manifest:
     versions: dict[str, str]
     device: str
     created: str
+
+    def __repr__(self) -> str:
+        return f"<manifest of {self.kind} {self.key[:12]}: {len(self.files):,} files, {self.created}>"
 
 
 @runtime_checkable

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from loopscope.bounds import cut
 from loopscope.errors import DamagedError, InputError, LoopscopeError, nearest
 from loopscope.store import compression, inventory
 from loopscope.store.contents import Artefact, Draft
@@ -104,6 +105,9 @@ class Store:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
 
+    def __repr__(self) -> str:
+        return f"Store({cut(str(self.root))!r})"
+
     @contextmanager
     def write(
         self, kind: str, config: dict[str, Any], inputs: Inputs | None = None, device: torch.device | str = "cpu"
@@ -160,6 +164,10 @@ class Store:
         """
         key = artefact_key(kind, config, inputs)
         return self._there(kind, key) if key in self._keys(kind) else None
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether the artefact with this whole key is there, after the quick check of `list`; errors as `find`."""
+        return key in self._keys(kind) and self._there(kind, key) is not None
 
     def open(self, kind: str, key: str) -> Artefact:
         """The artefact with this key, or with the only key that starts so (at least 4 characters)."""
@@ -227,12 +235,13 @@ class Store:
                     if not draft.is_dir():
                         continue  # which no writer left
                     with locked(draft / WRITER, wait=False) as dead:
-                        if not dead:
-                            live += 1
-                            continue
+                        live += not dead
+                    # Closed by now: NFS keeps a file that is open, under another name, and the folder would never be
+                    # empty.  Nobody else can have taken the lock: for that, one holds that of the kind.
+                    if dead:
                         removed.append(Removed(str(draft), size_on_disk(draft), "left by a dead writer"))
-                        if not dry_run:
-                            shutil.rmtree(draft)
+                    if dead and not dry_run:
+                        shutil.rmtree(draft)
         for each in self.verify() if damaged else ():
             if each.state == "damaged" and (dry_run or self._discard(each.kind, each.key)):
                 removed.append(Removed(str(self.root / each.kind / each.key), each.size, each.reason))

@@ -203,10 +203,10 @@ def _check_language(artefact: Artefact, stores: Iterable[Store]) -> str:
     from loopscope.models import kept
     from loopscope.models.extras import lacking
 
+    if missing := lacking():
+        artefact.verify()
+        return missing
     if artefact.manifest.kind == LM:
-        if missing := lacking():
-            artefact.verify()
-            return missing
         kept.check_model(artefact)
     else:
         kept.check_map(artefact, _backbone_of(artefact, stores))
