@@ -19,6 +19,7 @@ STUDIES = (
     "antonyms",
     "iterations",
     "selecting",
+    "failures",
 )
 """One line for each study: the name of its folder, in the order in which claims and sections are shown."""
 

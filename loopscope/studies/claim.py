@@ -20,3 +20,6 @@ class Claim:
     experiment: str = ""
     judge: Judge | None = None
     kind: Literal["paper", "ours"] = "paper"
+    finding: str = ""
+    """What the report's first page says of it, with `{share}`, the number that the verdict rests on, or `{ours}`, all
+    that it says.  The words claim nothing, so they stay true whatever the numbers are."""

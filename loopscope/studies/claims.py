@@ -1,8 +1,12 @@
-"""The claims of the paper, each with the predicate that was fixed before our backbones were trained, and its verdict.
+"""Verdicts: does what was measured bear out each claim of the paper?
 
-Everything is computed from the predictions in records; nothing is written down but what the paper published.  Which
-record decides, and how its protocol is labelled, is in `closeness`.  Rows of ours, a stricter population or a question
-that the paper does not ask, are judged beside the claims and not counted among them.
+A claim is a sentence of the paper with a predicate, which was fixed before our backbones were trained.  A judge looks
+up measured quantities and evaluates the predicate; a verdict is its answer with everything that stands beside it.
+Numbers come from records alone; only what the paper published is written down.  `closeness` says which record decides
+and labels its protocol.
+
+Rows of ours ask for a stricter population, or something that the paper does not ask.  They are judged beside the claims
+and not counted among them.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from loopscope.studies.claim import Claim
 from loopscope.studies.closeness import Label, changes, label_of, numerics
 from loopscope.studies.evidence import Control, Evidence, Finding, scale
 from loopscope.studies.language.names import model_of
-from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.registry import LANGUAGE
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
 VERDICTS = {True: HOLDS, False: FAILS, None: NOT_RUN}

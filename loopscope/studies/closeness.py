@@ -19,15 +19,13 @@ from typing import Any, Literal, get_args
 
 from loopscope.models.smollm2 import CONVERTED
 from loopscope.studies.graph_walk.selection import Role
-from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.studies.language.names import loops_in_words, parameters_of, part_of
 from loopscope.studies.language.recipes import RECIPES as TUNED
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.lineage import Lineage, Recipe, Stage
-from loopscope.studies.recipes import RECIPES as TRAINED
+from loopscope.studies.recipes import RECIPES as TRAINING_RECIPES
 from loopscope.studies.records import Record
-from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
 from loopscope.tasks.populations import population
 
 Label = Literal["published", "scaled", "changed"]
@@ -115,13 +113,13 @@ def _recipes(record: Record) -> list[Any]:
     uses = EXPERIMENTS[record.experiment].uses
     targets = [each for each in record.facts.fits if uses is None or each in uses]
     named = [name, *((cohort.prefix if cohort else "") + target for target in targets)]
-    return [TRAINED[each] for each in named if each in TRAINED]
+    return [TRAINING_RECIPES[each] for each in named if each in TRAINING_RECIPES]
 
 
 def _deviations(record: Record) -> list[Change]:
     """What recipes deviate in; maps of ours beyond the paper's do not change what its own maps show."""
     name = record.facts.name.rpartition("-")[0]
-    return [Change("protocol", each) for each in TRAINED[name].deviations] if name in TRAINED else []
+    return [Change("protocol", each) for each in TRAINING_RECIPES[name].deviations] if name in TRAINING_RECIPES else []
 
 
 def is_whole(record: Record) -> bool:
@@ -174,9 +172,8 @@ def _setting(name: str, value: Any) -> str:
 
 def _published(record: Record) -> tuple[str, str]:
     """The paper's recipes of the backbone and the map of an experiment."""
-    if record.experiment == ANTONYMS:
-        return f"antonym-{record.settings['supervision'].removesuffix('-only')}", "antonym-map"
-    return {LETTERS: ("letter", "letter-map"), ITERATIONS: ("iterations", "iterations-map")}[record.experiment]
+    arm = LANGUAGE[record.experiment].arm_of(record)
+    return arm.backbone, arm.step
 
 
 def _map_key(record: Record) -> str:
@@ -213,8 +210,14 @@ def _backbone(record: Record, lineage: Lineage) -> list[Change]:
         found.append(Change("backbone", f"the backbone learned {after} (paper: {paper})"))
     found += _start(record, stages[0])
     found += [Change("stages", _stage(each)) for each in stages[:-1]]
-    found += _budget("backbone", stages[-1].recipe, TUNED[_published(record)[0]].to_dict())
+    found += _budget("backbone", stages[-1].recipe, TUNED[_published(record)[0]].to_dict(), _which(record))
     return found
+
+
+def _which(record: Record) -> str:
+    """Of a backbone, the supervision that tells it from the other one that its claims compare it with."""
+    supervision = LANGUAGE[record.experiment].arm_of(record).settings.get("supervision")
+    return f"{supervision} " if supervision else ""
 
 
 def _start(record: Record, first: Stage) -> list[Change]:
@@ -238,15 +241,15 @@ def _stage(stage: Stage) -> str:
     return f"a stage before the task: {texts}{steps}"
 
 
-def _budget(aspect: Literal["backbone", "map"], mine: Recipe, theirs: Recipe) -> list[Change]:
-    """Other updates, examples, rates or optimisers; several questions to a set of rules."""
+def _budget(aspect: Literal["backbone", "map"], mine: Recipe, theirs: Recipe, which: str = "") -> list[Change]:
+    """Other updates, examples, rates or optimisers; several questions to a set of rules; `which` of several it was."""
     found = []
-    told = [f"{each['updates']:,} updates of {each['examples']} at {each['rate']:g} with {each['optimiser']}"
+    words = [f"{each['updates']:,} updates of {each['examples']} at {each['rate']:g} with {each['optimiser']}"
             for each in (mine, theirs)]  # fmt: skip
-    if told[0] != told[1]:
-        found.append(Change(aspect, f"the {aspect} took up to {told[0]} (paper: {told[1]})"))
+    if words[0] != words[1]:
+        found.append(Change(aspect, f"the {which}{aspect} took up to {words[0]} (paper: {words[1]})"))
     if mine["per_text"] != theirs["per_text"]:
-        found.append(Change(aspect, f"of the {aspect}'s questions, {mine['per_text']} share a set of rules"))
+        found.append(Change(aspect, f"of the {which}{aspect}'s questions, {mine['per_text']} share a set of rules"))
     return found
 
 

@@ -1,7 +1,8 @@
 """Evidence: the records that claims are judged by, and what a judge finds in them.
 
-A claim on a population is decided on the whole of it.  A quick run measures a part of some; that does not replace a
-stored record of the whole, but is a check of it.  Of records of the whole, those measured just now come first.
+A population is a fixed list of graphs, pairs or requests, and a claim on one is decided on the whole of it.  A quick
+run measures only a part of some populations.  Such a record checks the stored one of the whole and does not replace it.
+Of several records of the whole, those measured just now come first.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.studies.closeness import is_whole, parts_left
 from loopscope.studies.graph_walk.experiments import selection
 from loopscope.studies.graph_walk.selection import Selection
-from loopscope.studies.language import tables as language_tables
-from loopscope.studies.language.names import scale_of, subject_of
-from loopscope.studies.language.records import ANY_MAP, LANGUAGE
+from loopscope.studies.language.names import question_of, scale_of
+from loopscope.studies.language.records import ANY_MAP
 from loopscope.studies.lineage import Lineage
 from loopscope.studies.records import Record, percent
-from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Evidence:
         fresh one before a stored one, then the one with the most answers.  A map of another model decides nothing.
         """
         there = [record for record in (*self.stored, *self.fresh) if not record.settings.get(ANY_MAP)]
-        found = {_subject_of(record): record for record in sorted(there, key=self._order)}
+        found = {_question_of(record): record for record in sorted(there, key=self._order)}
         return sorted(found.values(), key=self._order)
 
     @cached_property
@@ -87,18 +87,16 @@ class Evidence:
 
         The paper's numbers are beside those of the main backbone and of every language model.
         """
-        if record.experiment in LANGUAGE:
-            if id(record) not in self._tables:
-                self._tables[id(record)] = language_tables.tables(record)
-            return self._tables[id(record)]
-        make = EXPERIMENTS[record.experiment].tables
-        if make is None:
-            return []
         if id(record) not in self._tables:
-            names = self.selection.names
-            paper = bool(names) and record.facts.name == names[0]
-            self._tables[id(record)] = list(make(record.predictions, record.facts, paper))
+            self._tables[id(record)] = self._make_tables(record)
         return self._tables[id(record)]
+
+    def _make_tables(self, record: Record) -> list[Table]:
+        if record.experiment in LANGUAGE:
+            return LANGUAGE[record.experiment].tables(record)
+        make = EXPERIMENTS[record.experiment].tables
+        paper = record.facts.name in self.selection.names[:1]
+        return [] if make is None else list(make(record.predictions, record.facts, paper))
 
     def quantities(self, record: Record) -> list[Quantity]:
         """All quantities of a record's tables."""
@@ -132,10 +130,10 @@ def _backbones(records: Iterable[Record], experiment: str) -> str:
     return in_short(record.facts.name for record in records if record.experiment == experiment)
 
 
-def _subject_of(record: Record) -> tuple[str, ...]:
+def _question_of(record: Record) -> tuple[str, ...]:
     """What one record is enough of.  Language models go by weights, map and settings: two folders may have one name."""
-    spoken = subject_of(record) if record.experiment in LANGUAGE else ()
-    return record.experiment, record.facts.name, *spoken, *sorted(record.predictions)
+    language = question_of(record) if record.experiment in LANGUAGE else ()
+    return record.experiment, record.facts.name, *language, *sorted(record.predictions)
 
 
 def _answers(record: Record) -> int:
@@ -168,8 +166,8 @@ def in_short(names: Iterable[str]) -> str:
                 runs[-1].append(seed)
             else:
                 runs.append([seed])
-        told = (f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-        said.append(f"{recipe}-{', '.join(told)}")
+        ranges = (f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+        said.append(f"{recipe}-{', '.join(ranges)}")
     return "; ".join(said)
 
 
@@ -223,9 +221,9 @@ Judge = Callable[[Evidence], Finding | None]
 def scale(records: Iterable[Record]) -> str:
     """Whether whole populations were measured, or how much of them; of language models, which and how much."""
     used = list(records)
-    spoken = dict.fromkeys(scale_of(record) for record in used if record.experiment in LANGUAGE)
-    if spoken:
-        return "; ".join(spoken)
+    language = dict.fromkeys(scale_of(record) for record in used if record.experiment in LANGUAGE)
+    if language:
+        return "; ".join(language)
     shortened = {each for record in used for each in parts_left(record)}
     return "paper scale" if not shortened else "paper's model, " + ", ".join(sorted(shortened))
 

@@ -1,6 +1,7 @@
 """What an experiment is: what it measures, on which cohorts of backbones, with which settings, and what it keeps.
 
-Values only.  `runner` carries experiments out, `claims` judges what came out.
+A backbone is a trained small model; a cohort is a group of backbones that differ in their seeds, or in one point of
+their training.  Everything here is a value: `runner` carries experiments out, `claims` judges what came out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from loopscope.quantity import Table
 from loopscope.store.store import Store
 from loopscope.studies.graph_walk.selection import Role, Selection
-from loopscope.studies.records import Facts, LayoutOf, Predictions, Record
+from loopscope.studies.records import LayoutOf, ModelFacts, Predictions, Record
 
 Profile = Literal["quick", "paper"]
 PROFILES: tuple[Profile, ...] = ("quick", "paper")
@@ -63,7 +64,7 @@ class Pieces(NamedTuple):
 class Experiment:
     """One kind of record.
 
-    `settings` gives, for a backbone's role and a profile, the arguments of `measure` besides the subject: one mapping
+    `settings` gives, for a backbone's role and a profile, the arguments of `measure` besides the model: one mapping
     for each record, none where the experiment is not done on such a backbone.
     """
 
@@ -74,20 +75,21 @@ class Experiment:
     settings: Callable[[Role, Profile], list[dict[str, Any]]]
     uses: tuple[str, ...] | None = ()
     """The targets whose maps it uses; None: all that there are."""
-    tables: Callable[[Predictions, Facts, bool], Sequence[Table]] | None = None
+    tables: Callable[[Predictions, ModelFacts, bool], Sequence[Table]] | None = None
     """What follows from one record; the last argument asks for the published numbers.  None: it takes several."""
     together: Callable[[Mapping[str, Record]], Sequence[Table]] | None = None
     """What follows from all of its records, by backbone; None: each speaks for itself."""
-    notes: Callable[[Store, str, str], dict[str, Any]] | None = None
-    """What else to keep of a backbone's weights, given their store, its name and the prefix of its maps' recipes."""
+    notes: Callable[[Store, Mapping[str, str], str], dict[str, Any]] | None = None
+    """What else to keep of the weights, given their store, the keys that the record rests on by role, and the prefix of
+    the maps' recipes."""
     raw: bool = False
     """Whether it keeps counts rather than the node answered by every instance."""
     pieces: Pieces | None = None
     """None: a record is measured in one go."""
     lead: Callable[[Mapping[str, Predictions]], str] | None = None
     """The backbone that counts as the main one, by what was measured on all; None: the mechanism's rule decides."""
-    apart: bool = False
-    """Whether its maps are fitted by commands of their own: then it is done on backbones that have some."""
+    apart: tuple[str, ...] = ()
+    """Maps that are fitted by commands of their own: then it is done on backbones that have one of these."""
     layout: LayoutOf | None = None
     """The tensors that its records keep, given what a record says of itself; None: these are not compared."""
     backbones: int | None = None

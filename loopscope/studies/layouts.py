@@ -1,6 +1,6 @@
-"""The layouts of all experiments: what each keeps, with what all have in common.
+"""The layouts of all experiments: the names, types, shapes and bounds of the tensors that its records keep.
 
-A record that says one thing and holds another is refused where it is read.
+A record whose tensors are not what it says of itself is refused when it is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from loopscope.store.artefacts import BACKBONE
 from loopscope.store.manifest import artefact_key
 from loopscope.studies.experiment import Experiment
 from loopscope.studies.recipes import RECIPES
-from loopscope.studies.records import Facts, LayoutOf, Record
+from loopscope.studies.records import LayoutOf, ModelFacts, Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.schema import Layout, MisfitError, only
 from loopscope.training.recipe import BackboneRecipe
@@ -41,7 +41,7 @@ LAYOUTS: Mapping[str, LayoutOf] = {
 """By experiment on backbones."""
 
 
-def _check_recipe(facts: Facts) -> None:
+def _check_recipe(facts: ModelFacts) -> None:
     """A key is that of recipe and seed: where the recipe is known by it, so are the model's numbers."""
     name, _, seed = facts.name.rpartition("-")
     found = _trained(name, int(seed)) if seed.isdecimal() and len(seed) < 9 else None

@@ -1,8 +1,9 @@
 """How language models and maps of records came about: the stages of training that a store keeps, found by SHA-256.
 
-A record names the SHA-256 of the weights and of the map it was measured with.  A store keeps, beside records, how
-models were trained (`lm-training`: recipe, from which weights, to which) and the maps (`lm-map`: recipe, fitted to
-which weights).  So what was trained, in which stages and from which start, is looked up and never typed.
+A record names the SHA-256 of the weights and of the map that it was measured with.  Beside records, a store keeps how
+models were trained (artefacts of kind `lm-training`: the recipe, the weights before and after) and the maps (`lm-map`:
+the recipe, the weights that the map was fitted to).  From these the stages of training and the first weights are looked
+up; nobody types them.
 """
 
 from __future__ import annotations

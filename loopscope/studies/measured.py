@@ -41,6 +41,7 @@ def rows(evidence: Evidence, study: str | None = None) -> Iterator[dict[str, Any
     What follows from all records of an experiment together has them all as its model.  A number that could not be
     estimated is None.
     """
+    study = None if study is None else study.replace("-", "_")
     if study is not None and study not in STUDIES:
         raise InputError(f"no study {study!r}; there are {', '.join(STUDIES)}{nearest(study, STUDIES)}")
     for record in evidence.records:

@@ -1,13 +1,13 @@
-"""Records as verdicts need them: all that a store must have, each what its experiment keeps, of the backbone it names.
+"""Reading records for verdicts: every record that a store must have, each checked against its experiment and backbone.
 
-Whoever judges reads through here.  A record that is damaged, missing, foreign or not what it says is an error that
-names it, so that there is no verdict and no page from the others alone.
+Judges and the page read through here.  A record that is damaged, missing, of an unknown experiment, or not what it says
+is an error that names it: without it, the others might give another verdict.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from loopscope.store import inventory
@@ -16,32 +16,24 @@ from loopscope.store.files import damaged
 from loopscope.store.manifest import MANIFEST
 from loopscope.store.store import Store
 from loopscope.store.zoo import VARIABLE, open_zoo
-from loopscope.studies.antonyms.layouts import antonym_layout
-from loopscope.studies.iterations.layouts import iteration_layout
-from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS
 from loopscope.studies.layouts import LAYOUTS
-from loopscope.studies.letters.layouts import letter_layout
 from loopscope.studies.records import RECORD, LayoutOf, Record, open_results, records
+from loopscope.studies.registry import LANGUAGE
 from loopscope.studies.training_logs import HISTORY, named
 
-EVERY_LAYOUT: Mapping[str, LayoutOf] = {
-    **LAYOUTS,
-    LETTERS: letter_layout,
-    ANTONYMS: antonym_layout,
-    ITERATIONS: iteration_layout,
-}
+EVERY_LAYOUT: Mapping[str, LayoutOf] = {**LAYOUTS, **{each.name: each.layout for each in LANGUAGE.values()}}
 """What every experiment keeps."""
 
 
-def read(store: Store, shipped: bool = False) -> list[Record]:
-    """Every record of a store, by experiment and name.
+def read(store: Store, shipped: bool = False, besides: Collection[str] = ()) -> list[Record]:
+    """Every record of a store besides those with these keys, which were read before; by experiment and name.
 
     DamagedError names what is missing or not listed where the store has an inventory, as one that is `shipped` with a
     checkout must; or the first record that cannot be read, is not what its experiment keeps, or calls its backbone
     otherwise than the store's history of it.
     """
     inventory.check(store.root, needed=shipped)
-    found = records(store, layouts=EVERY_LAYOUT)
+    found = records(store, layouts=EVERY_LAYOUT, besides=besides)
     _check_names(store, found)
     return found
 
@@ -64,6 +56,8 @@ def _check_names(store: Store, found: Iterable[Record]) -> None:
         if known != facts.name:
             of = ((each, each.manifest) for each in store.every(RECORD))
             made = next(
-                each for each, told in of if facts.key in told.inputs.values() and told.config["subject"] == facts.name
+                each
+                for each, manifest in of
+                if facts.key in manifest.inputs.values() and manifest.config["subject"] == facts.name
             )
             raise damaged(made.folder / MANIFEST, f"a record of {known}, as the history of its backbone", facts.name)

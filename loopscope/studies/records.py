@@ -13,7 +13,7 @@ is kept in the same form, as an artefact of kind `piece`, so that an interrupted
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -44,7 +44,7 @@ from loopscope.studies.schema import (
     whole,
     word,
 )
-from loopscope.studies.subject import Subject
+from loopscope.studies.trained import TrainedModel
 
 RECORD, PIECE = "record", "piece"
 ABOUT = "record.json"
@@ -62,7 +62,7 @@ def percent(share: float) -> str:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """What an analysis must know of the backbone besides its predictions; `fits` counts the fits of each target."""
 
     name: str
@@ -74,11 +74,11 @@ class Facts:
     fits: Mapping[str, int]
 
     @classmethod
-    def of(cls, subject: Subject) -> Facts:
-        """Those of a subject at hand."""
-        fits = {target: len(maps) for target, maps in sorted(subject.maps.items())}
-        model = subject.model
-        return cls(subject.name, subject.key, subject.loops, subject.depth, model.config.classes, model.heads, fits)
+    def of(cls, trained: TrainedModel) -> ModelFacts:
+        """Those of a model at hand."""
+        fits = {target: len(maps) for target, maps in sorted(trained.maps.items())}
+        model = trained.model
+        return cls(trained.name, trained.key, trained.loops, trained.depth, model.config.classes, model.heads, fits)
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,17 @@ class Record:
 
     `settings` are the choices that decide what was measured (populations, a subset of graphs); `cost` is what it took:
     seconds, device, forward-equivalents; `notes` are what else is kept of the weights, such as how their maps learned.
+    `key` is that of its artefact, once it is in a store.
     """
 
     experiment: str
-    facts: Facts
+    facts: ModelFacts
     predictions: Predictions
     settings: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
     raw: bool = False
+    key: str = field(default="", compare=False)
 
 
 def pack(nodes: UInt8[Tensor, "*lead n"]) -> UInt8[Tensor, "*lead half"]:
@@ -117,9 +119,9 @@ def in_words(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
-def config_of(experiment: str, subject: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(experiment: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a record's key, beside the artefacts it was measured on."""
-    return {"experiment": experiment, "version": VERSION, "subject": subject, "settings": dict(settings)}
+    return {"experiment": experiment, "version": VERSION, "subject": name, "settings": dict(settings)}
 
 
 def save(
@@ -166,7 +168,7 @@ def load(artefact: Artefact, layout: LayoutOf | None = None) -> Record:
             if not name.endswith(SUFFIX):
                 raise MisfitError(f"a file of tensors, {SUFFIX} behind its name", "another")
             predictions[name.removesuffix(SUFFIX)] = _tensors(artefact.tensors(name), raw)
-    record = Record(experiment, facts, predictions, settings, cost, notes, raw)
+    record = Record(experiment, facts, predictions, settings, cost, notes, raw, artefact.key)
     if layout is not None:
         _check_layout(artefact, record, layout)
     return record
@@ -191,13 +193,13 @@ def _config(config: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     return word(config, "experiment"), word(config, "subject"), mapping(config, "settings")
 
 
-def _about(about: Any) -> tuple[Facts, dict[str, Any], dict[str, Any], bool]:
-    """Facts, cost, notes and whether tensors are stored as they are."""
+def _about(about: Any) -> tuple[ModelFacts, dict[str, Any], dict[str, Any], bool]:
+    """ModelFacts, cost, notes and whether tensors are stored as they are."""
     names = ("facts", "cost", "notes", "raw")
     if not isinstance(about, dict) or about.keys() != {*names}:
         raise MisfitError("facts, cost, notes and raw of a record", "something else")
     facts, cost, notes = (mapping(about, name) for name in names[:3])
-    known = [each.name for each in fields(Facts)]
+    known = [each.name for each in fields(ModelFacts)]
     if facts.keys() != {*known}:
         raise MisfitError(f"the facts {', '.join(known)}", ", ".join(facts) or "none")
     bounded = {name: whole(facts, name, *bounds) for name, bounds in MOST.items()}
@@ -209,14 +211,14 @@ def _about(about: Any) -> tuple[Facts, dict[str, Any], dict[str, Any], bool]:
     for name in ("seconds", "forwards", "plain") if cost else ():
         number(cost, name, None if name == "seconds" else 0.0)
     return (
-        Facts(word(facts, "name"), sha256(facts["key"], "key"), **bounded, fits=counts),
+        ModelFacts(word(facts, "name"), sha256(facts["key"], "key"), **bounded, fits=counts),
         cost,
         notes,
         truth(about, "raw"),
     )
 
 
-def _check_inputs(facts: Facts, notes: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+def _check_inputs(facts: ModelFacts, notes: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
     """A record names what it was measured on twice: in its facts, and as the keys that its own is made from."""
     key = inputs.get(BACKBONE)
     if facts.key != key if key is not None else facts.key not in inputs.values():
@@ -252,7 +254,7 @@ def _check_layout(artefact: Artefact, record: Record, layout: LayoutOf) -> None:
                 kept.check(name, record.predictions[where][name])
 
 
-def apart(records: Mapping[str, Record]) -> tuple[dict[str, Predictions], dict[str, Facts]]:
+def apart(records: Mapping[str, Record]) -> tuple[dict[str, Predictions], dict[str, ModelFacts]]:
     """What was measured and on what, as analyses of several backbones take them."""
     return (
         {name: record.predictions for name, record in records.items()},
@@ -260,7 +262,7 @@ def apart(records: Mapping[str, Record]) -> tuple[dict[str, Predictions], dict[s
     )
 
 
-def check_measured(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str) -> None:
+def check_measured(found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str) -> None:
     """InputError for a backbone without facts, or that was not measured on a population."""
     for name in found:
         if name not in facts:
@@ -289,8 +291,13 @@ def open_results(folder: Path | None = None) -> list[Store]:
     return [Store(checkout / "results" / name) for name in RESULTS if (checkout / "results" / name).is_dir()]
 
 
-def records(store: Store, experiment: str | None = None, layouts: Mapping[str, LayoutOf] | None = None) -> list[Record]:
-    """Every record of a store (of one experiment), by name of the backbone.
+def records(
+    store: Store,
+    experiment: str | None = None,
+    layouts: Mapping[str, LayoutOf] | None = None,
+    besides: Collection[str] = (),
+) -> list[Record]:
+    """Every record of a store (of one experiment) besides those with these keys, by name of the backbone.
 
     `layouts` are those of all experiments that there are: then each record is compared with that of its own, and one of
     no such experiment is damage.  DamagedError for the first that cannot be read: a verdict without it would be another
@@ -299,7 +306,7 @@ def records(store: Store, experiment: str | None = None, layouts: Mapping[str, L
     made = []
     for each in store.every(RECORD):
         name = each.manifest.config.get("experiment")
-        if experiment in (None, name):
+        if experiment in (None, name) and each.key not in besides:
             layout = None if layouts is None else layouts.get(str(name))
             if layouts is not None and layout is None:
                 raise damaged(each.folder / MANIFEST, f"an experiment among {', '.join(layouts)}", shown(name))

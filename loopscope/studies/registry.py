@@ -7,11 +7,17 @@ from collections.abc import Iterable, Mapping
 from loopscope.errors import InputError, nearest
 from loopscope.studies import STUDIES, part, parts
 from loopscope.studies.experiment import Cohort, Experiment
+from loopscope.studies.language.experiment import LanguageExperiment
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     each.name: each for part in parts("experiments") for each in getattr(part, "EXPERIMENTS", ())
 }
 """Every experiment on backbones by name."""
+
+LANGUAGE: Mapping[str, LanguageExperiment] = {
+    each.name: each for part in parts("experiments") for each in getattr(part, "LANGUAGE", ())
+}
+"""Every experiment on language models by name."""
 
 COHORTS: Mapping[str, Cohort] = {
     each.name: each for part in parts("experiments") for each in getattr(part, "COHORTS", ())

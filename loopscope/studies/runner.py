@@ -1,48 +1,57 @@
-"""Campaigns: carry out the suite, on released weights or from nothing, one record after the other.
+"""The runner: measures whatever is asked, on weights that are there or trained for it, one record after the other.
 
-Every step is an artefact, and so is every piece of a long one.  What a store already holds is not done again, so an
-interrupted campaign goes on where it stopped, and a second one takes no time.
+What is measured is a list of steps.  A step is one experiment on one model, a small backbone or a language model.  The
+runner loads the model, looks up what the store has and measures the rest.  Every record is an artefact, and so is every
+piece of a long one.  What a store holds is not done again: an interrupted run goes on where it stopped, and a second
+one takes no time.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
-from loopscope.store.artefacts import BACKBONE, MAP, name_of, recipe_of
+from loopscope.log import Log, silent
+from loopscope.store.artefacts import BACKBONE, LM_MAP, MAP, name_of, recipe_of
 from loopscope.store.store import Artefact, Store
 from loopscope.studies.experiment import Cohort, Experiment, Profile
 from loopscope.studies.graph_walk.experiments import TRAJECTORIES, selection
 from loopscope.studies.graph_walk.selection import MECHANISM, Selection
 from loopscope.studies.layouts import layout_of
 from loopscope.studies.recipes import backbone_recipe, map_recipe
-from loopscope.studies.records import (
-    PIECE,
-    RECORD,
-    Facts,
-    Predictions,
-    Record,
-    config_of,
-    copy_records,
-    in_words,
-    load,
-    save,
-)
+from loopscope.studies.recording import Outcome, Wanted, recorded
+from loopscope.studies.records import PIECE, ModelFacts, Record, copy_records
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
-from loopscope.studies.subject import Meter, Subject, load_subject
+from loopscope.studies.trained import Meter, TrainedModel, load_trained
 from loopscope.studies.training_logs import keep
 from loopscope.training.cohort.jobs import Settings, fit, train
+from loopscope.training.lm.jobs import TRAINING
 
-Log = Callable[[str], None]
+
+class Measurement(Protocol):
+    """A step: what is measured on one model; as text, what it is and on which model."""
+
+    @property
+    def model(self) -> Hashable:
+        """Steps in a row with equal ones load their model once."""
+        ...
+
+    def load(self, weights: Store, device: torch.device) -> Any:
+        """The model, from a store of weights."""
+        ...
+
+    def records(self, loaded: Any, weights: Store, store: Store, log: Log) -> Iterable[Record]:
+        """Its records: those in the store, or else measured and written to it."""
+        ...
 
 
 @dataclass(frozen=True)
 class Step:
-    """One record to be: an experiment with its settings on one backbone of a store."""
+    """An experiment with its settings on one backbone of a store, which makes one record."""
 
     experiment: Experiment
     backbone: str
@@ -51,6 +60,19 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.experiment.name} on {self.backbone}"
+
+    @property
+    def model(self) -> Hashable:
+        """The backbone with the maps of its cohort."""
+        return self.backbone, self.cohort.prefix, self.cohort.task
+
+    def load(self, weights: Store, device: torch.device) -> TrainedModel:
+        """The backbone with the maps of its cohort."""
+        return load_trained(weights, self.backbone, device, self.cohort.prefix, self.cohort.task)
+
+    def records(self, loaded: TrainedModel, weights: Store, store: Store, log: Log) -> Iterable[Record]:
+        """Its one record."""
+        return [measured(self, loaded, weights, store, log)]
 
 
 def steps(
@@ -62,19 +84,29 @@ def steps(
     one that is done on some backbones of a cohort is left out on the others.
     """
     known = _trained(there)
-    fitted = {(fit.manifest.inputs.get(BACKBONE), recipe_of(fit)["name"]) for fit in there.every(MAP)}
+    names = {each.key: name for name, each in known.items()}
+    fits = ((fit.manifest.inputs.get(BACKBONE, ""), recipe_of(fit)["name"]) for fit in there.every(MAP))
+    fitted = {(names[key], name) for key, name in fits if key in names}
+    return steps_on(set(known), fitted, cohorts, experiments, chosen, profile)
+
+
+def steps_on(
+    known: Set[str], fitted: Set[tuple[str, str]], cohorts: Iterable[Cohort], experiments: Sequence[Experiment],
+    chosen: Selection, profile: Profile,
+) -> list[Step]:  # fmt: skip
+    """As `steps`, on backbones of these names with maps by (name of the backbone, recipe), there or yet to be made."""
 
     def has_maps(name: str, cohort: Cohort, experiment: Experiment) -> bool:
         groups = cohort.chosen_for(experiment)
         used = {cohort.prefix + target for target in experiment.uses or ()}
         if experiment.apart:
-            return any((known[name].key, each) in fitted for each in used)
-        return not groups or any((known[name].key, each) in fitted for group in groups for each in used & set(group))
+            return any((name, cohort.prefix + each) in fitted for each in experiment.apart)
+        return not groups or any((name, each) in fitted for group in groups for each in used & set(group))
 
     found = [
         Step(experiment, name, cohort, settings)
         for cohort in cohorts
-        for name in _by_seed(cohort, set(known))
+        for name in _by_seed(cohort, known)
         for experiment in experiments
         if cohort.name in experiment.cohorts and name in experiment.on(cohort, chosen)
         if has_maps(name, cohort, experiment)
@@ -93,85 +125,99 @@ def _trained(store: Store) -> dict[str, Artefact]:
     return {name_of(each): each for each in reversed(store.every(BACKBONE))}
 
 
-def _by_seed(cohort: Cohort, known: set[str]) -> list[str]:
+def _by_seed(cohort: Cohort, known: Set[str]) -> list[str]:
     """Its backbones among those known, in the order of seeds."""
     return [name for name in cohort.every if name in known]
 
 
 def carry_out(
-    todo: Sequence[Step], weights: Store, store: Store, device: torch.device, log: Log = lambda _: None
+    todo: Sequence[Measurement],
+    weights: Store,
+    store: Store,
+    device: torch.device,
+    log: Log = silent,
+    done: Callable[[], object] = lambda: None,
 ) -> Iterator[Record]:
-    """The record of every step: from the store if it is there, else measured with the weights and written to it."""
-    subjects: dict[str, Subject] = {}
+    """The records of every step: from the store, or measured with the weights and written to it.
+
+    `done` is called after each step.
+    """
+    held: Hashable = None
+    loaded: Any = None
     for number, step in enumerate(todo, 1):
         log(f"{number}/{len(todo)} {step}")
-        if step.backbone not in subjects:
-            subjects = {
-                step.backbone: load_subject(weights, step.backbone, device, step.cohort.prefix, step.cohort.task)
-            }
-        yield measured(step, subjects[step.backbone], weights, store, log)
+        if step.model != held:
+            loaded = None  # so that two models are never in memory
+            loaded, held = step.load(weights, device), step.model
+        yield from step.records(loaded, weights, store, log)
+        done()
 
 
-def measured(step: Step, subject: Subject, weights: Store, store: Store, log: Log = lambda _: None) -> Record:
-    """One record, found in the store or made; `weights` is where the subject comes from."""
-    inputs = inputs_of(step.experiment, subject)
-    name = step.experiment.name
-    known = store.find(RECORD, config_of(name, subject.name, step.settings), inputs)
-    if known is not None:
-        return load(known, layout_of(step.experiment))
+def measured(step: Step, trained: TrainedModel, weights: Store, store: Store, log: Log = silent) -> Record:
+    """The record of a step, found in the store or made; `weights` is where the model comes from."""
+    experiment = step.experiment
+    wanted = _wanted(experiment, trained, step.settings)
+
+    def measure() -> Outcome:
+        pieces = experiment.pieces
+        cuts = cuts_of(step)
+        if pieces is None or not cuts:
+            found = _measure(experiment, trained, step.settings)
+        else:
+            parts = []
+            for number, settings in enumerate(cuts, 1):
+                log(f"{step}: piece {number} of {len(cuts)}")
+                parts.append(measured_piece(step, settings, trained, store))
+            cost = {"seconds": sum(each.cost["seconds"] for each in parts), "device": parts[-1].cost["device"]}
+            found = Outcome(pieces.join([each.predictions for each in parts]), cost=cost)
+        notes = {} if experiment.notes is None else experiment.notes(weights, dict(wanted.inputs), step.cohort.prefix)
+        return found._replace(notes=notes)
+
+    return recorded(wanted, store, measure)
+
+
+def cuts_of(step: Step) -> list[dict[str, Any]]:
+    """The settings of the pieces that a step is measured in; none where it is measured in one go."""
     pieces = step.experiment.pieces
     cuts = [] if pieces is None else pieces.cut(step.settings)
-    if pieces is None or len(cuts) < 2:
-        predictions, cost = _measure(step.experiment, subject, step.settings)
-    else:
-        found = []
-        for number, settings in enumerate(cuts, 1):
-            log(f"{step}: piece {number} of {len(cuts)}")
-            found.append(_piece(step.experiment, subject, settings, inputs, store))
-        predictions = pieces.join([each.predictions for each in found])
-        cost = {"seconds": sum(each.cost["seconds"] for each in found), "device": found[-1].cost["device"]}
-    notes = {} if step.experiment.notes is None else step.experiment.notes(weights, subject.name, step.cohort.prefix)
-    record = Record(name, Facts.of(subject), predictions, step.settings, cost, notes, step.experiment.raw)
-    save(store, record, inputs, subject.device)
-    return record
+    return cuts if len(cuts) > 1 else []
 
 
-def _piece(
-    experiment: Experiment, subject: Subject, settings: dict[str, Any], inputs: dict[str, str], store: Store
-) -> Record:
-    """One piece of a long record, found in the store or made."""
-    known = store.find(PIECE, config_of(experiment.name, subject.name, settings), inputs)
-    if known is not None:
-        return load(known, layout_of(experiment))
-    predictions, cost = _measure(experiment, subject, settings)
-    record = Record(experiment.name, Facts.of(subject), predictions, settings, cost, raw=experiment.raw)
-    save(store, record, inputs, subject.device, PIECE)
-    return record
+def measured_piece(step: Step, settings: dict[str, Any], trained: TrainedModel, store: Store) -> Record:
+    """One piece of a step, found in the store or made."""
+    piece = _wanted(step.experiment, trained, settings)
+    return recorded(piece, store, partial(_measure, step.experiment, trained, settings), PIECE)
 
 
-def _measure(experiment: Experiment, subject: Subject, settings: dict[str, Any]) -> tuple[Predictions, dict[str, Any]]:
-    """What was measured, and what it cost."""
-    before, started = Meter(subject.meter.rows, subject.meter.plain_rows), time.perf_counter()
-    predictions = experiment.measure(subject, **settings)
-    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": in_words(subject.device)}
-    if subject.meter != before:
-        cost["forwards"] = subject.forwards(subject.meter.rows - before.rows)
-        cost["plain"] = subject.forwards(subject.meter.plain_rows - before.plain_rows)
-    return predictions, cost
+def _wanted(experiment: Experiment, trained: TrainedModel, settings: dict[str, Any]) -> Wanted:
+    return Wanted(
+        experiment.name, ModelFacts.of(trained), settings, inputs_of(experiment, trained), trained.device,
+        layout_of(experiment), experiment.raw,
+    )  # fmt: skip
 
 
-def inputs_of(experiment: Experiment, subject: Subject) -> dict[str, str]:
+def _measure(experiment: Experiment, trained: TrainedModel, settings: dict[str, Any]) -> Outcome:
+    """What was measured, and what it cost in forward-equivalents where its runs are metered."""
+    before = Meter(trained.meter.rows, trained.meter.plain_rows)
+    predictions = experiment.measure(trained, **settings)
+    if trained.meter == before:
+        return Outcome(predictions)
+    rows, plain = trained.meter.rows - before.rows, trained.meter.plain_rows - before.plain_rows
+    return Outcome(predictions, cost={"forwards": trained.forwards(rows), "plain": trained.forwards(plain)})
+
+
+def inputs_of(experiment: Experiment, trained: TrainedModel) -> dict[str, str]:
     """The keys of what a record rests on: the backbone, and of its maps those that the experiment uses."""
-    return {BACKBONE: subject.key} | {
+    return {BACKBONE: trained.key} | {
         f"{target}-{number}": key
-        for target, keys in subject.keys.items()
+        for target, keys in trained.keys.items()
         if experiment.uses is None or target in experiment.uses
         for number, key in enumerate(keys, 1)
     }
 
 
 def from_nothing(
-    cohort: Cohort, experiments: Sequence[Experiment], store: Store, settings: Settings, log: Log = lambda _: None
+    cohort: Cohort, experiments: Sequence[Experiment], store: Store, settings: Settings, log: Log = silent
 ) -> list[Record]:
     """Train a cohort, choose by the rule, fit its maps, measure: everything of it, into one store.
 
@@ -220,10 +266,14 @@ def _select(cohort: Cohort, store: Store, device: torch.device, log: Log) -> tup
 
 
 def export(records: Store, results: Store) -> int:
-    """Copy all records of a store to another, and the histories of its weights; how many records there are.
+    """Copy all records of a store to another, with how their models were trained; how many records there are.
 
-    InputError where there is none.
+    Of backbones and their maps that is a history each; of language models the notes of training and the maps.
+    InputError where there is no record.
     """
     count = copy_records(records, results)
     keep(records, results)
+    for kind in (LM_MAP, TRAINING):
+        for artefact in records.every(kind):
+            results.adopt(artefact)
     return count

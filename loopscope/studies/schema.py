@@ -1,8 +1,8 @@
 """What a stored record must be like: types and bounds of what it says of itself, names, types, shapes of its tensors.
 
-A record that is hashed and whole may still be none, or one of another backbone than it says: whoever reads it computes
-with what it says.  So everything is compared before it is used.  What does not fit is a `MisfitError`, which whoever
-knows the file turns into damage.
+A file may have the right hash and still be no record, or one of another backbone than it says.  As analyses compute
+with what a record says, all of it is compared before it is used.  What does not fit is a `MisfitError`; the caller, who
+knows the file, turns it into a `DamagedError`.
 """
 
 from __future__ import annotations

@@ -15,19 +15,19 @@ from loopscope.studies.antonyms.tables import PAPER_DEPTHS, PAPER_READOUTS, PAPE
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.language.layouts import ANTONYMS
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record
+from loopscope.studies.registry import LANGUAGE
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.figures import lines_in_panels
 from loopscope.studies.report.heat import matrices
 from loopscope.studies.report.models import INTERVALS, bare, by_depth, labelled, measured_on, models, published
-from loopscope.tasks.antonyms import LONGEST, TRAINED
+from loopscope.tasks.antonyms import LONGEST, TRAINED_DEPTH
 
-SHADED = (0.7, TRAINED + 0.5)
+SHADED = (0.7, TRAINED_DEPTH + 0.5)
 """Grey: steps that backbones were trained on."""
 
 WORDINGS = {template: "" if template == 0 else ", held-out wording" for template in antonym_tests.TEMPLATES}
-DEEP = range(TRAINED + 1, LONGEST + 1)
+DEEP = range(TRAINED_DEPTH + 1, LONGEST + 1)
 
 HOW = (
     "Antonyms that stand side by side are deleted one pair at a time; asked is which pair goes at deletion k. "
@@ -104,7 +104,7 @@ def readout_matrix(evidence: Evidence, record: Record, form: str) -> Float[np.nd
         return one(there, "antonyms.readouts", way=PAPER_WAY[form], loop=loop, deletion=deletion).estimate.value
 
     loops = range(1, record.facts.loops + 1)
-    return np.array([[right(loop, deletion) for loop in loops] for deletion in range(1, TRAINED + 1)])
+    return np.array([[right(loop, deletion) for loop in loops] for deletion in range(1, TRAINED_DEPTH + 1)])
 
 
 def depth_tables(found: Sequence[tuple[str, str, Record]]) -> list[Grid]:

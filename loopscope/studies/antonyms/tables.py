@@ -27,7 +27,7 @@ from loopscope.studies.antonyms.tests import (
 )
 from loopscope.studies.language.shares import Right, by_depth, share
 from loopscope.studies.records import Record
-from loopscope.tasks.antonyms import LONGEST, TRAINED, is_read_right, is_right
+from loopscope.tasks.antonyms import LONGEST, TRAINED_DEPTH, is_read_right, is_right
 
 PAPER_DEPTHS = {
     "final-only": {
@@ -84,7 +84,7 @@ def antonym_tables(record: Record) -> list[Table]:
             share("antonyms.readouts", f"loop {loop}: deletion {k}", readout_right(record, way, loop, k),
                   {"supervision": form, "way": way, "loop": loop, "deletion": k}, _read(form, way, loop, k), "sequence")
             for loop in range(1, record.facts.loops + 1)
-            for k in range(1, TRAINED + 1)
+            for k in range(1, TRAINED_DEPTH + 1)
         ]  # fmt: skip
         how = "so many loops are made" if way == "truncated" else "all loops are made, and this one is read"
         made.append(Table("antonyms.readouts", f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}."))
@@ -93,7 +93,7 @@ def antonym_tables(record: Record) -> list[Table]:
 
 def _read(form: str, way: str, loop: int, deletion: int) -> float | None:
     """What was published of a native readout."""
-    if way != PAPER_WAY[form] or loop > TRAINED:
+    if way != PAPER_WAY[form] or loop > TRAINED_DEPTH:
         return None
     return PAPER_READOUTS[form][deletion - 1][loop - 1] / PAPER_SEQUENCES
 
@@ -113,6 +113,6 @@ def at_depths(
 
 def at_loop(record: Record, loop: int, published: float | None = None) -> Quantity:
     """What a final-only backbone has right at one loop of a whole run, of requests for all deletions together."""
-    right = np.concatenate([readout_right(record, "chosen", loop, k) for k in range(1, TRAINED + 1)])
+    right = np.concatenate([readout_right(record, "chosen", loop, k) for k in range(1, TRAINED_DEPTH + 1)])
     at: dict[str, Coordinate] = {"supervision": str(record.settings["supervision"]), "loop": loop}
     return share("antonyms.readouts.together", f"loop {loop}", right, at, published, "request")

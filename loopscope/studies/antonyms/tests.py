@@ -23,13 +23,15 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from loopscope.bounds import taken
 from loopscope.errors import InputError, nearest
-from loopscope.measure.replies import Log, Speaks, answers_name, replies_of_runs
+from loopscope.log import Log, silent
+from loopscope.measure.replies import ChatTokenizer, answers_name, replies_of_runs
 from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import after_each
 from loopscope.program import F
 from loopscope.protocol import TokenMap
-from loopscope.tasks.antonyms import HELD_OUT_TEMPLATE, LONGEST, QUESTIONS, TRAINED, Request, Words, panel
+from loopscope.tasks.antonyms import HELD_OUT_TEMPLATE, LONGEST, QUESTIONS, TRAINED_DEPTH, Request, Words, panel
 
 NEW = 16
 """Tokens that an answer is generated with."""
@@ -61,7 +63,7 @@ def readout_requests(form: str, sequences: int) -> tuple[Request, ...]:
     InputError for an unknown form.
     """
     check_form(form)
-    depths = range(1, TRAINED + 1) if form == "final-only" else (TRAINED,)
+    depths = range(1, TRAINED_DEPTH + 1) if form == "final-only" else (TRAINED_DEPTH,)
     return tuple(Request(words, k, 0, form) for k in depths for words in _panel(sequences))
 
 
@@ -78,29 +80,26 @@ SEQUENCES = 64
 def _panel(sequences: int) -> tuple[Words, ...]:
     """The first of the panel; InputError for more, or none."""
     every = panel()
-    if not 1 <= sequences <= len(every):
-        near = min(max(sequences, 1), len(every))
-        raise InputError(f"cannot take {sequences} of {len(every)} sequences (nearest: {near})")
-    return every[:sequences]
+    return every[: taken(sequences, len(every), "sequences")]
 
 
 @torch.no_grad()
 def measure_depths(
     model: LanguageModel,
-    tokenizer: Speaks,
+    tokenizer: ChatTokenizer,
     step: TokenMap,
     *,
     sequences: int = SEQUENCES,
     batch: int = 32,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
-    """Replies to `depth_requests`, by `asking.answers_name`, as `asking.as_bytes` writes them."""
+    """Replies to `depth_requests`, by `replies.answers_name`, as `replies.as_bytes` writes them."""
     maps: Mapping[str, TokenMap] = {STEP: step}
     found: dict[str, Tensor] = {}
     for template in TEMPLATES:
         questions = [request.prompt for request in depth_requests(template, sequences)]
         runs = {
-            answers_name(template, False): (F ** min(TRAINED, model.loops), "last"),
+            answers_name(template, False): (F ** min(TRAINED_DEPTH, model.loops), "last"),
             answers_name(template, True): (after_each(STEP, model.loops), "last"),
         }
         found |= replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps=maps, batch=batch, log=log)
@@ -110,12 +109,12 @@ def measure_depths(
 @torch.no_grad()
 def measure_readouts(
     model: LanguageModel,
-    tokenizer: Speaks,
+    tokenizer: ChatTokenizer,
     form: str,
     *,
     sequences: int = SEQUENCES,
     batch: int = 32,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
     """Replies to `readout_requests` after every loop in both ways, by `readout_name`."""
     questions = [request.prompt for request in readout_requests(form, sequences)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopscope.studies.claim import Claim
-from loopscope.studies.graph_walk import continuation_judges, judges
+from loopscope.studies.graph_walk import judges
 from loopscope.studies.graph_walk.experiments import (
     CONTINUATION,
     CROSSING,
@@ -26,20 +26,29 @@ CLAIMS: tuple[Claim, ...] = (
         "5 of 12 one, 3 two",
         "at least one of each (majority of increments to loops 2..L before the endpoint is first reached)",
         TRAJECTORIES, judges.variety,
+        finding="Backbones that were trained alike walk differently, by mainly one node a loop, mainly two, or "
+                "neither: {ours}.",
     ),
     Claim(
         "native.hold", "3", "extra loops keep the answer", "\"eventually they stabilise\"",
         "mode at loop 16 is 8 for every backbone; also report retained accuracy", TRAJECTORIES,
         judges.worst("retained", lambda walk: walk.holds),
+        finding="After 16 loops, answers are still right in {share} % on the backbone that keeps fewest.",
     ),
     Claim(
         "target.one", "4", "J_one selects the one-hop target", "48.2 -> 99.6",
         ">= 95 % and >= 20 points above unsteered, main backbone", TARGETS, judges.target_one,
+        finding="h6, the state after six loops, answers some node u. One more call of the frozen block then "
+                "answers the next node, f(u), in {share} % after the map J_one.",
     ),
-    Claim("target.two", "4", "J_two selects the two-hop target", "98.2", ">= 90 %", TARGETS, judges.target_two),
+    Claim(
+        "target.two", "4", "J_two selects the two-hop target", "98.2", ">= 90 %", TARGETS, judges.target_two,
+        finding="After the map J_two it answers the node after that in {share} %.",
+    ),
     Claim(
         "compose.one_one", "4", "J_one can be reused", "93.6 (48.3 without the second map)",
         ">= 80 % and >= 20 points above omitting the second map", TWO_CALLS, judges.one_one,
+        finding="Two more calls, each after J_one, walk two hops in {share} %.",
     ),
     Claim(
         "compose.order", "4", "order matters", "65.3 vs 74.5", "interval of the difference excludes 0", TWO_CALLS,
@@ -49,14 +58,18 @@ CLAIMS: tuple[Claim, ...] = (
         "compose.decay", "4", "control decays with reuse", "56.3 at call 3, ~10 at call 8",
         "repeated one-hop < 60 % at call 4, and mixed at call 8 no more than 5 points above copy-u", EIGHT_CALLS,
         judges.decay,
+        finding="With J_one before every call, the fourth is still right in {share} %.",
     ),
     Claim(
         "pattern.reroutes", "5", "a pattern patch selects the record and reads the receiver's content (E)", "77.8",
         "three-backbone mean >= 60 % E and <= 10 % D", CROSSING, judges.patched("pattern", "E", "D"),
+        finding="A head that is given its attention pattern from a run on another graph looks where that run "
+                "looked and reads its own graph there (answer E) in {share} %.",
     ),
     Claim(
         "output.transfers", "5", "an output patch transfers D", "80.9", ">= 60 % D and <= 10 % E", CROSSING,
         judges.patched("output", "D", "E"),
+        finding="Given its output from that run, it repeats that run's answer (D) in {share} %.",
     ),
     Claim(
         "steer.rescue", "5", "the steered pattern helps the unsteered run", "39.2 -> 61.6", "mean gain >= 10 points",
@@ -85,17 +98,22 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "matched.one", "6", "one-hop with J", "66.5 vs 100", "stepwise >= 99 %, final-only at least 10 points lower",
         MATCHED, judges.matched_one,
+        finding="Backbones that were supervised after the last loop alone, vs after every loop, walk one hop with J "
+                "in {ours} %.",
     ),
     Claim(
         "matched.two", "6", "two-hop with J reverses the order", "50.5 vs 13.2", "final-only higher in all five pairs",
         MATCHED, judges.matched_two,
+        finding="Two hops are right more often on the first kind, by {share} points on average.",
     ),
     Claim(
         "continue.inside", "A", "eight-node continuation inside the map-training range", "97.42 (cycles, loops 9-16)",
-        ">= 90 %", CONTINUATION, continuation_judges.continue_inside,
+        ">= 90 %", CONTINUATION, judges.continue_inside,
+        finding="In the range of calls that maps were trained through, eight-node walks go on right in {share} %.",
     ),
     Claim(
         "continue.beyond", "A", "and beyond it", "35.11 (17-32)", "every backbone lower than inside", CONTINUATION,
-        continuation_judges.continue_beyond,
+        judges.continue_beyond,
+        finding="Beyond it, {share} % are right.",
     ),
 )  # fmt: skip

@@ -28,12 +28,12 @@ from loopscope.program import F, J, Program
 from loopscope.quantity import At, Quantity, Table
 from loopscope.studies.graph_walk.counting import OTHER, distribution, node, share
 from loopscope.studies.graph_walk.targets import BEFORE
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, first_graphs, instances, walks
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances, walks
 from loopscope.tasks.populations import mixed_strings
 
 ORIGINAL, INDEPENDENT = "switching-2501", "independent-3001"
-LETTERS = {"0": None, "1": "one", "2": "two"}
+MAP_OF = {"0": None, "1": "one", "2": "two"}
 TWO_CALLS = tuple(first + second for first in "012" for second in "012")
 PAIRS = ("11", "12", "21", "22")
 CALLS = 8
@@ -106,7 +106,7 @@ def hops(string: str) -> int:
 
 def spelled(string: str) -> str:
     """A string in words: `one-none` for "10"."""
-    return "-".join(LETTERS[letter] or "none" for letter in string)
+    return "-".join(MAP_OF[letter] or "none" for letter in string)
 
 
 def name_of(string: str, fit: int) -> str:
@@ -119,9 +119,9 @@ def program(string: str, loops: int, fit: int = 1, before: bool = False) -> Prog
 
     InputError for another letter.
     """
-    if unknown := sorted(set(string) - set(LETTERS)):
-        raise InputError(f"no letter {unknown[0]!r} in string {string!r}: letters are {', '.join(LETTERS)}")
-    names = (LETTERS[letter] for letter in string)
+    if unknown := sorted(set(string) - set(MAP_OF)):
+        raise InputError(f"no letter {unknown[0]!r} in string {string!r}: letters are {', '.join(MAP_OF)}")
+    names = (MAP_OF[letter] for letter in string)
     whole = reduce(
         lambda so_far, name: so_far | F if name is None else so_far | J(f"{name}-{fit}") | F, names, F**loops
     )
@@ -131,23 +131,18 @@ def program(string: str, loops: int, fit: int = 1, before: bool = False) -> Prog
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure_two(subject: Subject, where: str = ORIGINAL) -> Predictions:
+def measure_two(trained: TrainedModel, where: str = ORIGINAL) -> Predictions:
     """Two calls with each of J_one, J_two and no map before either: the nine `TWO_CALLS` with every fit."""
-    return {where: _measure(subject, walks(where, subject).tokens, TWO_CALLS)}
+    return {where: _measure(trained, walks(where, trained).tokens, TWO_CALLS)}
 
 
-def measure_long(subject: Subject, where: str = INDEPENDENT, graphs: int | None = None) -> Predictions:
+def measure_long(trained: TrainedModel, where: str = INDEPENDENT, graphs: int | None = None) -> Predictions:
     """Every call of the `long_strings` and of their controls, on the first `graphs` graphs (None: all of them).
 
     On all 512 graphs of ten nodes these are 756 answers to 5,120 instances.  InputError for a number of graphs that
     the population does not have.
     """
-    at = walks(where, subject)
-    nodes, there = at.graphs.shape[1], at.many
-    if graphs is not None and not 1 <= graphs <= there:
-        near = min(max(graphs, 1), there)
-        raise InputError(f"cannot take {graphs} graphs of {where}: it has {there} (nearest: {near})")
-    return {where: _measure(subject, at.tokens[: (graphs or there) * nodes], *strings_of_eight())}
+    return {where: _measure(trained, first_graphs(walks(where, trained), graphs).tokens, *strings_of_eight())}
 
 
 def strings_of_eight() -> tuple[list[str], list[str]]:
@@ -164,15 +159,15 @@ def names_of(strings: Iterable[str], before: Iterable[str], fits: int) -> list[s
 
 
 def _measure(
-    subject: Subject, tokens: Int[Tensor, "n tokens"], strings: Collection[str], before: Collection[str] = ()
+    trained: TrainedModel, tokens: Int[Tensor, "n tokens"], strings: Collection[str], before: Collection[str] = ()
 ) -> dict[str, UInt8[Tensor, " n"]]:
     """The node answered at the end of every string, and before the last call of every string of `before`."""
-    maps = subject.named("one", "two")
+    maps = trained.named("one", "two")
     programs: dict[str, Program] = {}
-    for fit in range(1, 1 + _fits({target: len(subject.maps[target]) for target in ("one", "two")})):
-        programs |= {name_of(string, fit): program(string, subject.loops, fit) for string in strings}
-        programs |= {name_of(string, fit) + BEFORE: program(string, subject.loops, fit, True) for string in before}
-    return subject.answers(tokens, programs, maps=maps)
+    for fit in range(1, 1 + _fits({target: len(trained.maps[target]) for target in ("one", "two")})):
+        programs |= {name_of(string, fit): program(string, trained.loops, fit) for string in strings}
+        programs |= {name_of(string, fit) + BEFORE: program(string, trained.loops, fit, True) for string in before}
+    return trained.answers(tokens, programs, maps=maps)
 
 
 def _fits(fits: Mapping[str, int]) -> int:
@@ -192,7 +187,7 @@ class Answers:
     at: Walks
 
     @classmethod
-    def of(cls, predictions: Predictions, facts: Facts, where: str) -> Answers:
+    def of(cls, predictions: Predictions, facts: ModelFacts, where: str) -> Answers:
         """Those of one population; only instances with u, ..., f^4(u) distinct count."""
         found = predictions[where]
         measured = len(next(iter(found.values()))) // facts.nodes
@@ -249,7 +244,7 @@ NODES = (*map(node, STEPS), OTHER)
 """What two calls may answer: u and the nodes that two maps can lead to, or none of these."""
 
 
-def tables_two(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables_two(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """The nine conditions, what the second map adds, the effect of order, and which nodes are answered.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -284,7 +279,7 @@ def landed(answers: Answers, where: str, paper: bool = False) -> list[Quantity]:
     return rows
 
 
-def tables_long(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables_long(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """Accuracy at every call of each kind of `long_strings` under every condition, and the four strings of two calls.
 
     How many graphs were measured follows from the predictions.  `paper` as in `tables_two`.
@@ -338,7 +333,7 @@ def first_alone(pair: str) -> str:
     return f"{spelled(pair[0] + '0')}, asked for {spelled(pair)}"
 
 
-def above_copying(predictions: Predictions, facts: Facts, where: str = INDEPENDENT) -> Quantity:
+def above_copying(predictions: Predictions, facts: ModelFacts, where: str = INDEPENDENT) -> Quantity:
     """How much more often mixed strings are right at call 8 than u itself is (paired)."""
     answers, mixed = Answers.of(predictions, facts, where), long_strings()["mixed"]
     right, copied = (answers.stacked(condition, mixed) for condition in (EVERY, COPY))

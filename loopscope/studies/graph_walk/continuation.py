@@ -26,11 +26,12 @@ import torch
 from jaxtyping import Bool, Int, Integer, UInt8
 from torch import Tensor
 
+from loopscope.bounds import taken
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap
 from loopscope.program import F, J
 from loopscope.studies.records import Predictions
-from loopscope.studies.subject import Subject
+from loopscope.studies.trained import TrainedModel
 from loopscope.tasks.graph_walk import GraphWalk, all_starts, cycle_lengths, walk
 from loopscope.tasks.populations import population
 
@@ -91,9 +92,8 @@ class Asked:
 def asked_of(where: str, loops: int, graphs: int | None = None) -> Asked:
     """The first graphs of a population (None: all), kept, as all backbones are asked about the same."""
     every = population(where).graphs
-    if graphs is not None and not 1 <= graphs <= len(every):
-        near = min(max(graphs, 1), len(every))
-        raise InputError(f"cannot take {graphs} graphs of {where}: it has {len(every)} (nearest: {near})")
+    if graphs is not None:
+        taken(graphs, len(every), f"graphs of {where}")
     rows, starts = all_starts(every[:graphs])
     lengths = cycle_lengths(rows).gather(1, starts[:, None])[:, 0]
     return Asked(rows, starts, lengths, walk(rows, starts, loops).T)
@@ -103,7 +103,7 @@ def asked_of(where: str, loops: int, graphs: int | None = None) -> Asked:
 
 
 def measure_broad(
-    subject: Subject, where: str = BROAD, loops: int = BROAD_LOOPS, graphs: int | None = None, target: str = TARGET
+    trained: TrainedModel, where: str = BROAD, loops: int = BROAD_LOOPS, graphs: int | None = None, target: str = TARGET
 ) -> Predictions:
     """How many answers are right after loops 1, 2, ..., without a map and with each fit of the target's.
 
@@ -111,63 +111,69 @@ def measure_broad(
     - `instances` [nodes] int32: how many starts there are of each.
 
     `graphs` takes the first ones of the population alone (None: all).  InputError for a number that is not there, and
-    for a subject without such maps or of another number of nodes.
+    for a model without such maps or of another number of nodes.
     """
-    asked, answers = _answers(subject, where, loops, graphs, target)
+    asked, answers = answers_of(trained, where, loops, graphs, target)
     return {where: _counts(asked, answers)}
 
 
 def measure_strict(
-    subject: Subject, where: str = WITHHELD, loops: int = STRICT_LOOPS, graphs: int | None = None, target: str = TARGET
+    trained: TrainedModel,
+    where: str = WITHHELD,
+    loops: int = STRICT_LOOPS,
+    graphs: int | None = None,
+    target: str = TARGET,
 ) -> Predictions:
     """What `measure_broad` counts, and besides, graph by graph, the right answers among starts that count strictly.
 
     - `native strict`, `continue16-1 strict`, `continue16-1 moved` [loops, graphs] uint8, at most the number of nodes.
     - `continue16-1 alone` [loops] uint8: the node that J answers without F, whatever the input.
     """
-    asked, answers = _answers(subject, where, loops, graphs, target)
-    counted, targets = asked.counted(subject.depth), asked.path[1:]
+    asked, answers = answers_of(trained, where, loops, graphs, target)
+    counted, targets = asked.counted(trained.depth), asked.path[1:]
     found = _counts(asked, answers)
     for name, nodes in answers.items():
         found[name + STRICT] = asked.by_graph((nodes == targets) & counted)
-    for name, step in subject.named(target).items():
+    for name, step in trained.named(target).items():
         elsewhere = answers[name].roll(asked.nodes, 1)
         found[name + MOVED] = asked.by_graph((elsewhere == targets) & counted)
-        found[name + ALONE] = _alone(subject, step, _tokens(subject, asked)[:1], loops)
+        found[name + ALONE] = _alone(trained, step, _tokens(trained, asked)[:1], loops)
     return {where: found}
 
 
 @torch.no_grad()
-def _alone(subject: Subject, step: AffineMap, tokens: Int[Tensor, "1 tokens"], loops: int) -> UInt8[Tensor, " loops"]:
+def _alone(
+    trained: TrainedModel, step: AffineMap, tokens: Int[Tensor, "1 tokens"], loops: int
+) -> UInt8[Tensor, " loops"]:
     """The node read out at ANSWER after J, J J, ..."""
-    h, nodes = subject.model.embed(tokens)[:, -1], []
+    h, nodes = trained.model.embed(tokens)[:, -1], []
     for _ in range(loops):
         h = step(h)
-        nodes.append(subject.model.read(h).argmax(-1))
+        nodes.append(trained.model.read(h).argmax(-1))
     return torch.cat(nodes).to(torch.uint8).cpu()
 
 
-def _answers(
-    subject: Subject, where: str, loops: int, graphs: int | None, target: str
+def answers_of(
+    trained: TrainedModel, where: str, loops: int, graphs: int | None, target: str
 ) -> tuple[Asked, dict[str, UInt8[Tensor, "loops n"]]]:
     """The node read out at ANSWER after every call, native and with each fit before every call."""
-    maps = subject.named(target)
+    maps = trained.named(target)
     asked = asked_of(where, loops, graphs)
-    if asked.nodes != subject.model.config.classes:
-        there = subject.model.config.classes
-        raise InputError(f"{where} has graphs of {asked.nodes} nodes, and {subject.name} walks on {there}")
+    if asked.nodes != trained.model.config.classes:
+        there = trained.model.config.classes
+        raise InputError(f"{where} has graphs of {asked.nodes} nodes, and {trained.name} walks on {there}")
     programs = {NATIVE: F**loops} | {name: reduce(or_, [J(name) | F] * loops) for name in maps}
     pieces: dict[str, list[Tensor]] = {name: [] for name in programs}
-    for tokens in _tokens(subject, asked).split(AT_ONCE * asked.nodes):
-        found = subject.run(tokens, list(programs.values()), maps=maps, read="calls")
+    for tokens in _tokens(trained, asked).split(AT_ONCE * asked.nodes):
+        found = trained.run(tokens, list(programs.values()), maps=maps, read="calls")
         for name, program in programs.items():
             reads = [logits[:, 0].argmax(-1) for logits in found[program].logits_at.values()]
             pieces[name].append(torch.stack(reads).to(torch.uint8).cpu())
     return asked, {name: torch.cat(parts, 1) for name, parts in pieces.items()}
 
 
-def _tokens(subject: Subject, asked: Asked) -> Int[Tensor, "n tokens"]:
-    return GraphWalk(asked.nodes).tokens(asked.graphs, asked.starts, subject.depth).to(subject.device)
+def _tokens(trained: TrainedModel, asked: Asked) -> Int[Tensor, "n tokens"]:
+    return GraphWalk(asked.nodes).tokens(asked.graphs, asked.starts, trained.depth).to(trained.device)
 
 
 def _counts(asked: Asked, answers: Mapping[str, UInt8[Tensor, "loops n"]]) -> dict[str, Tensor]:

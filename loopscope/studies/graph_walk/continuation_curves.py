@@ -29,7 +29,7 @@ from loopscope.studies.graph_walk.continuation import (
     Asked,
     asked_of,
 )
-from loopscope.studies.records import Facts, Predictions, check_measured
+from loopscope.studies.records import ModelFacts, Predictions, check_measured
 from loopscope.tasks.graph_walk import DEPTHS
 from loopscope.tasks.populations import population
 
@@ -43,10 +43,10 @@ Range = tuple[int, int]
 """The first and the last of some loops."""
 
 Published = Mapping[Range, float]
-TRAINED = 16
+TRAINED_CALLS = 16
 """The last loop that the maps were trained for."""
 
-INSIDE: Range = (9, TRAINED)
+INSIDE: Range = (9, TRAINED_CALLS)
 BEYOND: Range = (17, 32)
 RANGES: Sequence[Range] = (INSIDE, BEYOND, (17, 40), (17, 128), (9, 128))
 
@@ -148,7 +148,7 @@ _Study = Mapping[str, _Backbone]
 """Backbones by name; they may differ in the number of graphs and loops."""
 
 
-def _study(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str) -> _Study:
+def _study(found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str) -> _Study:
     """InputError without backbones, for one without facts or measurements, and for counts that do not fit."""
     if not found:
         raise InputError("continuation needs the counts of at least one backbone, not of none")
@@ -192,7 +192,7 @@ class Curve:
     n: int
 
 
-def curves(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = BROAD) -> list[Curve]:
+def curves(found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str = BROAD) -> list[Curve]:
     """Plain accuracy at every loop, for each condition and group of graphs; backbones are resampled."""
     study = _study(found, facts, where)
     loops = list(range(1, 1 + _loops(study)))
@@ -294,7 +294,9 @@ class _Strict:
         return Estimate(value, float(low), float(high), self.backbones, "backbone, map, graph", len(draws))
 
 
-def strict_curves(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = WITHHELD) -> list[Curve]:
+def strict_curves(
+    found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str = WITHHELD
+) -> list[Curve]:
     """Strict accuracy of J F, F alone and the two controls at every loop at which some graph counts."""
     study = _study(found, facts, where)
     result = []
@@ -310,7 +312,7 @@ def strict_curves(found: Mapping[str, Predictions], facts: Mapping[str, Facts], 
 
 
 def tables(
-    found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = BROAD, paper: bool = False
+    found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str = BROAD, paper: bool = False
 ) -> list[Table]:
     """Everything that follows from the counts of these backbones on one population; tables without rows are left out.
 
@@ -322,6 +324,12 @@ def tables(
     if all(NATIVE + STRICT in backbone.found for backbone in study.values()):
         made.append(_strict(study, where, paper))
     return [table for table in made if table.rows]
+
+
+def plain(found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str) -> list[Quantity]:
+    """What `tables` has of plain accuracy over ranges of loops, of all backbones and of each."""
+    study = _study(found, facts, where)
+    return [*_ranges(study, where, False).rows, *_by_backbone(study, where).rows]
 
 
 def _ranges(study: _Study, where: str, paper: bool) -> Table:
@@ -368,31 +376,3 @@ def _strict(study: _Study, where: str, paper: bool) -> Table:
                     )
                 )
     return Table("continuation.strict", f"Continuation: strict accuracy ({where})", rows, STRICT_NOTE)
-
-
-# ---- claims ----------------------------------------------------------------------------------------------------------
-
-
-def claim_inside(
-    found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = WITHHELD, group: str = RINGS
-) -> Quantity | None:
-    """Accuracy of J F on single cycles at loops 9-16; None where that was not measured."""
-    return _claimed(_study(found, facts, where), where, group, INSIDE)
-
-
-def claim_beyond(
-    found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str = WITHHELD, group: str = RINGS
-) -> tuple[Quantity, dict[str, tuple[float, float]]] | None:
-    """The same at loops 17-32, and each backbone's accuracy (inside, beyond); None where that was not measured."""
-    study = _study(found, facts, where)
-    row = _claimed(study, where, group, BEYOND)
-    if row is None:
-        return None
-    each = {name: backbone.shares(STEERED, GROUPS[group]).mean(0) for name, backbone in study.items()}
-    return row, {name: (float(_over(loops, INSIDE)), float(_over(loops, BEYOND))) for name, loops in each.items()}
-
-
-def _claimed(study: _Study, where: str, group: str, loops: Range) -> Quantity | None:
-    published, label, at = PAPER.get((where, group, STEERED)), f"{group}, {STEERED}", {"group": group, "where": where}
-    found = _rows("continuation.accuracy", label, study, STEERED, GROUPS[group], [loops], at, published)
-    return next(iter(found), None)

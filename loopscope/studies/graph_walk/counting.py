@@ -8,7 +8,7 @@ and the mean of these is told.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from loopscope.quantity import At, Quantity
 from loopscope.stats import Estimate, cluster_bootstrap, cluster_bootstraps, tally
-from loopscope.studies.subject import Walks
+from loopscope.studies.trained import Walks
 
 SEED = 2026092317
 """Of the bootstraps over graphs."""
@@ -56,6 +56,20 @@ def share(
     first, *others = (float(each.accuracy().mean()) for each in (a, *b))
     alone = Estimate(first - sum(others), math.nan, math.nan, a.clusters, "graph", 0)
     return Quantity(id, label, alone, n, published, at)
+
+
+def shares_by_fit(
+    id: str, label: str, hits: Bool[Tensor, "fits n"], walks: Walks, at: At, *,
+    counted: Bool[Tensor, "fits n"] | None = None, published: Sequence[float] = (),
+) -> list[Quantity]:  # fmt: skip
+    """`share`, and then that of every fit by itself: `id.fit`; `published` numbers are in the same order."""
+    known = dict(enumerate(published))
+    rows = [share(id, label, hits, walks, at, counted=counted, published=known.get(0))]
+    for fit in range(1, 1 + len(hits)):
+        alone, some = hits[fit - 1 : fit], None if counted is None else counted[fit - 1 : fit]
+        called, where = f"{label}, fit {fit}", {**at, "fit": fit}
+        rows.append(share(f"{id}.fit", called, alone, walks, where, counted=some, published=known.get(fit)))
+    return rows
 
 
 def distribution(

@@ -26,10 +26,10 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.program import F, J, Program, Run
 from loopscope.quantity import At, Quantity, Table
-from loopscope.studies.graph_walk.counting import share
+from loopscope.studies.graph_walk.counting import share, shares_by_fit
 from loopscope.studies.graph_walk.mechanism import ANSWER, WHOLE, crossing_runs, exchange
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, first_graphs, instances
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances
 from loopscope.tasks.graph_walk import (
     GraphWalk,
     all_starts,
@@ -100,26 +100,26 @@ def pairs(where: str, depth: int, device: torch.device, graphs: int | None = Non
 
 
 def measure_all(
-    subject: Subject, discovery: str = DISCOVERY, confirmation: str = CONFIRMATION, graphs: int | None = None
+    trained: TrainedModel, discovery: str = DISCOVERY, confirmation: str = CONFIRMATION, graphs: int | None = None
 ) -> Predictions:
     """Every run with every fit on the confirmation pairs; on the discovery pairs, those that choose the head.
 
     `graphs`: on the first so many pairs of graphs only.
     """
     return {
-        discovery: measure(subject, pairs(discovery, subject.depth, subject.device, graphs), choose_only=True),
-        confirmation: measure(subject, pairs(confirmation, subject.depth, subject.device, graphs)),
+        discovery: measure(trained, pairs(discovery, trained.depth, trained.device, graphs), choose_only=True),
+        confirmation: measure(trained, pairs(confirmation, trained.depth, trained.device, graphs)),
     }
 
 
-def measure(subject: Subject, at: Pairs, choose_only: bool = False) -> dict[str, UInt8[Tensor, " n"]]:
+def measure(trained: TrainedModel, at: Pairs, choose_only: bool = False) -> dict[str, UInt8[Tensor, " n"]]:
     """The node answered in every pair by every run, or only by those that a head is chosen by."""
-    maps = subject.named("one")
-    trained = F**subject.loops
+    maps = trained.named("one")
+    budget = F**trained.loops
     programs: dict[str, Program] = {}
     for name in maps:
-        mine = crossing_runs(subject.loops, subject.model.heads, name)
-        unsteered, steered, before = mine.pop("unsteered"), mine["steered"], trained | J(name)
+        mine = crossing_runs(trained.loops, trained.model.heads, name)
+        unsteered, steered, before = mine.pop("unsteered"), mine["steered"], budget | J(name)
         if choose_only:
             mine = {each: made for each, made in mine.items() if each == "steered" or each.startswith("pattern ")}
         else:
@@ -127,10 +127,10 @@ def measure(subject: Subject, at: Pairs, choose_only: bool = False) -> dict[str,
         # The giver's own answers, read beside the receiver's: its calls are needed anyway and are run only once.
         mine["before F"] = before
         mine["giver"] = exchange(steered, Run(steered, "giver"), WHOLE, rows=ANSWER)
-        mine["giver before F"] = exchange(before, Run(trained, "giver"), WHOLE, rows=ANSWER)
+        mine["giver before F"] = exchange(before, Run(budget, "giver"), WHOLE, rows=ANSWER)
         programs |= {f"{name}/{each}": made for each, made in mine.items()}
     others = {"giver": at.giver_tokens, "shifted": at.receiver.tokens[at.shifted]}
-    return subject.answers(at.receiver.tokens, programs, maps=maps, others=others)
+    return trained.answers(at.receiver.tokens, programs, maps=maps, others=others)
 
 
 def names_of(heads: int, choose_only: bool = False) -> list[str]:
@@ -153,7 +153,7 @@ class Answers:
     at: Pairs
 
     @classmethod
-    def of(cls, predictions: Predictions, facts: Facts, where: str) -> Answers:
+    def of(cls, predictions: Predictions, facts: ModelFacts, where: str) -> Answers:
         """Those of one population, or of the first pairs of it that were measured."""
         found = predictions[where]
         measured = len(next(iter(found.values()))) // facts.nodes
@@ -227,13 +227,8 @@ class Answers:
         published: float | None = None,
     ) -> list[Quantity]:
         """The same, and then for every fit by itself: `id.fit`."""
-        alone = [
-            self.share(
-                f"{id}.fit", f"{label}, fit {fit}", hits[fit - 1 : fit], counted[fit - 1 : fit], {**at, "fit": fit}
-            )
-            for fit in range(1, 1 + self.fits)
-        ]
-        return [self.share(id, label, hits, counted, at, published), *alone]
+        known = () if published is None else (published,)
+        return shares_by_fit(id, label, hits, self.at.receiver, at, counted=counted, published=known)
 
 
 def choose_head(discovery: Answers, heads: int) -> tuple[int, list[float]]:
@@ -251,12 +246,12 @@ def choose_head(discovery: Answers, heads: int) -> tuple[int, list[float]]:
     return scores.index(max(scores)), scores
 
 
-def head_of(predictions: Predictions, facts: Facts) -> int:
+def head_of(predictions: Predictions, facts: ModelFacts) -> int:
     """The head chosen on the discovery pairs."""
     return choose_head(Answers.of(predictions, facts, _roles(predictions)[0]), facts.heads)[0]
 
 
-def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """The choice of the head; the pairs that count; pattern and output patches; steering patterns; restoration.
 
     Which head is tested follows from the discovery pairs alone.  `paper`: with the published numbers beside, for the

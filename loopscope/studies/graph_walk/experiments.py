@@ -17,13 +17,14 @@ from loopscope.studies.graph_walk import (
     layouts,
     learning,
     matched,
+    matched_tables,
     switching,
     targets,
     trajectories,
 )
 from loopscope.studies.graph_walk.selection import Role, Selection, select
 from loopscope.studies.records import Predictions, Record, apart
-from loopscope.studies.subject import Subject
+from loopscope.studies.trained import TrainedModel
 
 TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, INDEPENDENT, CROSSING, SWITCHING, MATCHED = (
     "trajectories", "targets", "two-calls", "eight-calls", "independent", "crossing", "switching", "matched"
@@ -115,7 +116,7 @@ def _crossing(role: Role, profile: Profile) -> list[dict[str, Any]]:
 def _switching(role: Role, profile: Profile) -> list[dict[str, Any]]:
     if role == "other":
         return []
-    where = switching.WHERE if role == "main" else "switching-2608"
+    where = switching.WHERE if role == "main" else switching.OTHERS
     return [{"where": where} if profile == "paper" else {"where": where, "graphs": QUICK_PARTS}]
 
 
@@ -129,15 +130,15 @@ def _continuation(role: Role, profile: Profile) -> list[dict[str, Any]]:
     return [{}] if profile == "paper" else [{"graphs": QUICK_CONTINUED}]
 
 
-def _measure_continuation(subject: Subject, graphs: int | None = None) -> Predictions:
+def _measure_continuation(trained: TrainedModel, graphs: int | None = None) -> Predictions:
     """Both populations, or the first graphs of each."""
     return {
-        **continuation.measure_broad(subject, graphs=graphs), **continuation.measure_strict(subject, graphs=graphs)
+        **continuation.measure_broad(trained, graphs=graphs), **continuation.measure_strict(trained, graphs=graphs)
     }  # fmt: skip
 
 
 def _matched_together(records: Mapping[str, Record]) -> list[Table]:
-    return matched.tables(*apart(records))
+    return matched_tables.tables(*apart(records))
 
 
 def _continued_together(records: Mapping[str, Record]) -> list[Table]:

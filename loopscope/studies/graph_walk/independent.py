@@ -35,8 +35,8 @@ from loopscope.studies.graph_walk.composition import (
     spelled,
 )
 from loopscope.studies.graph_walk.counting import SEED
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, first_graphs, instances
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances
 
 BACKBONES = 5
 """So many in all: those that are taken apart, then the first others in the order of seeds."""
@@ -61,10 +61,10 @@ PAPER: Mapping[int, tuple[float, ...]] = {
 """The published backbones by seed, in the published order, with `COLUMNS`."""
 
 
-def measure(subject: Subject, where: str = INDEPENDENT, graphs: int | None = None) -> Predictions:
+def measure(trained: TrainedModel, where: str = INDEPENDENT, graphs: int | None = None) -> Predictions:
     """`counts` of the strings of eight calls and of all pairs, on the first graphs (None: all) of a population."""
-    found = composition.measure_long(subject, where, graphs)
-    return {where: counts(Answers.of(found, Facts.of(subject), where))}
+    found = composition.measure_long(trained, where, graphs)
+    return {where: counts(Answers.of(found, ModelFacts.of(trained), where))}
 
 
 def counts(answers: Answers) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ class Counted:
     where: str
 
     @classmethod
-    def of(cls, predictions: Predictions, facts: Facts, where: str = INDEPENDENT) -> Counted:
+    def of(cls, predictions: Predictions, facts: ModelFacts, where: str = INDEPENDENT) -> Counted:
         """From `counts`, or from the answers of a backbone that keeps them; InputError for other graphs."""
         found = predictions.get(where)
         if found is None:
@@ -163,7 +163,7 @@ def headline(counted: Counted) -> dict[str, Quantity]:
     return dict(zip(COLUMNS, (*counted.two(), counted.long(MIXED)[-1]), strict=True))
 
 
-def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """The pairs, and every call of each kind and control; the published backbones are others, so none stands beside."""
     result = []
     for where in predictions:

@@ -5,12 +5,11 @@ A claim is judged when all the backbones that it speaks of were measured, or as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from loopscope.quantity import Coordinate, Quantity, every
-from loopscope.stats import Estimate, mean_sd
+from loopscope.quantity import Coordinate, Quantity, every, of_tables, one
+from loopscope.stats import Estimate
 from loopscope.studies.evidence import (
     ROUNDING,
     Control,
@@ -21,9 +20,20 @@ from loopscope.studies.evidence import (
     at_most,
     listed,
     mean_of,
+    of_cohort,
 )
-from loopscope.studies.graph_walk import composition, matched, targets, trajectories
+from loopscope.studies.graph_walk import (
+    composition,
+    continuation_curves,
+    matched,
+    matched_tables,
+    targets,
+    trajectories,
+)
+from loopscope.studies.graph_walk.continuation import WITHHELD
+from loopscope.studies.graph_walk.continuation_curves import BEYOND, INSIDE, RINGS, STEERED
 from loopscope.studies.graph_walk.experiments import (
+    CONTINUATION,
     CROSSING,
     EIGHT_CALLS,
     MATCHED,
@@ -33,7 +43,7 @@ from loopscope.studies.graph_walk.experiments import (
     TWO_CALLS,
 )
 from loopscope.studies.graph_walk.selection import MECHANISM
-from loopscope.studies.records import Facts, Predictions, Record, apart, percent
+from loopscope.studies.records import Record, apart, percent
 from loopscope.studies.registry import COHORTS
 
 MOST = 0.20
@@ -172,8 +182,7 @@ def decay(evidence: Evidence) -> Finding | None:
     record = evidence.main(EIGHT_CALLS, where)
     if record is None:
         return None
-    answers = composition.Answers.of(record.predictions, record.facts, where)
-    fourth = composition.at_call(answers, "one", composition.EVERY, 4, where=where)
+    fourth = evidence.one(record, "compose.long", kind="one", condition=composition.EVERY, call=4, where=where)
     above = composition.above_copying(record.predictions, record.facts, where)
     ours = (
         f"one at call 4: {percent(fourth.estimate.value)}; mixed at call 8 minus copy-u: "
@@ -273,46 +282,33 @@ def restored(evidence: Evidence) -> Finding | None:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Both backbones of every seed, complete: accuracies by regime and condition, and the gaps."""
+    """Both backbones of every seed, complete, and all that follows from them."""
 
-    found: Mapping[str, Record]
+    records: list[Record]
+    quantities: list[Quantity]
 
     @classmethod
     def of(cls, evidence: Evidence, *targets: str) -> _Pairs | None:
         """None unless every backbone of the cohort was measured, with maps for these targets."""
         known, names = evidence.of(MATCHED), COHORTS["matched"].backbones
         found = {name: known[name] for name in names if name in known and set(targets) <= known[name].facts.fits.keys()}
-        return cls(found) if len(found) == len(names) else None
-
-    @property
-    def records(self) -> list[Record]:
-        return list(self.found.values())
-
-    @property
-    def _answers(self) -> tuple[dict[str, Predictions], dict[str, Facts]]:
-        return apart(self.found)
-
-    @cached_property
-    def accuracy(self) -> list[Quantity]:
-        """Target accuracy of every backbone."""
-        return matched.by_backbone(*self._answers).rows
+        if len(found) < len(names):
+            return None
+        return cls(list(found.values()), list(of_tables(matched_tables.tables(*apart(found)))))
 
     def controls(self, target: str) -> tuple[Control, ...]:
         """What J alone reads out of final-only and of stepwise backbones: the target should come with F."""
-        found = matched.read_before(*self._answers, target)
         named = {matched.FINAL: "final-only", matched.STEPWISE: "stepwise"}
+        before = {regime: one(self.quantities, "matched.before", group=regime, condition=target) for regime in named}
         return tuple(
-            Control(replace(found[regime], label=f"J alone on {which} backbones"), MOST, "the target")
+            Control(replace(before[regime], label=f"J alone on {which} backbones"), MOST, "the target")
             for regime, which in named.items()
         )
 
-    def pairs(self, target: str) -> list[matched.Pair]:
-        """The gaps of one target."""
-        return [pair for pair in matched.pairs(*self._answers) if pair.target == target]
-
     def rows(self, regime: str, condition: str, answer: str) -> list[Quantity]:
-        """How often the backbones of a regime give an answer under a condition."""
-        return every(self.accuracy, "matched.accuracy", regime=regime, condition=condition, answer=answer)
+        """How often each backbone of a regime gives an answer under a condition."""
+        found = every(self.quantities, "matched.accuracy", regime=regime, condition=condition, answer=answer)
+        return [row for row in found if row.at["group"] != regime]
 
 
 def matched_native(evidence: Evidence) -> Finding | None:
@@ -348,17 +344,53 @@ def matched_two(evidence: Evidence) -> Finding | None:
     found = _Pairs.of(evidence, "two")
     if found is None:
         return None
-    two = found.pairs("two")
-    final, stepwise = (mean_sd([getattr(pair, side) for pair in two]).mean for side in ("final", "stepwise"))
-    gap = mean_sd([pair.gap.value for pair in two]).estimate("pair")
-    higher = sum(pair.gap.value > ROUNDING for pair in two)
-    ours = f"{percent(final)} vs {percent(stepwise)}; higher in {higher} of {len(two)} pairs"
+    final, stepwise = (mean_of(found.rows(regime, "two", "two")) for regime in (matched.FINAL, matched.STEPWISE))
+    gaps = every(found.quantities, "matched.gap", condition="two")
+    mean = one(found.quantities, "matched.gap.mean", condition="two")
+    higher = sum(gap.estimate.value > ROUNDING for gap in gaps)
+    ours = f"{percent(final.value)} vs {percent(stepwise.value)}; higher in {higher} of {len(gaps)} pairs"
     return Finding(
-        higher == len(two),
-        ours,
-        gap,
-        two[0].n,
-        found.records,
-        of="final-only minus stepwise",
+        higher == len(gaps), ours, mean.estimate, mean.n, found.records, of="final-only minus stepwise",
         controls=found.controls("two"),
-    )
+    )  # fmt: skip
+
+
+# ---- continuation ----------------------------------------------------------------------------------------------------
+
+
+def _continued(evidence: Evidence) -> tuple[list[Record], list[Quantity], bool] | None:
+    """The records with graphs withheld from training, what J F has right on single cycles, whether all are there."""
+    found, complete = of_cohort(evidence.of(CONTINUATION, WITHHELD), "eight")
+    if not found:
+        return None
+    counted = continuation_curves.plain(*apart(found), WITHHELD)
+    rings = [row for row in counted if row.at["group"] == RINGS and row.at["condition"] == STEERED]
+    return list(found.values()), rings, complete
+
+
+def _over(rings: Sequence[Quantity], loops: tuple[int, int], id: str = "continuation.accuracy") -> list[Quantity]:
+    return every(rings, id, first=loops[0], last=loops[1])
+
+
+def continue_inside(evidence: Evidence) -> Finding | None:
+    """J F on single cycles, loops 9-16: at least 90 % in the mean of the twelve backbones."""
+    found = _continued(evidence)
+    if found is None or not (rows := _over(found[1], INSIDE)):
+        return None
+    (row,), (records, _, complete) = rows, found
+    ours = f"{percent(row.estimate.value)} (cycles, loops 9-16)"
+    return Finding(at_least(row.estimate.value, 0.90) if complete else None, ours, row.estimate, row.n, records)
+
+
+def continue_beyond(evidence: Evidence) -> Finding | None:
+    """The same at loops 17-32: lower than inside in every backbone."""
+    found = _continued(evidence)
+    if found is None or not (rows := _over(found[1], BEYOND)):
+        return None
+    (row,), (records, rings, complete) = rows, found
+    inside, beyond = (_over(rings, loops, "continuation.backbone") for loops in (INSIDE, BEYOND))
+    falls = [one.estimate.value - two.estimate.value for one, two in zip(inside, beyond, strict=True)]
+    lower = sum(fall > ROUNDING for fall in falls)
+    ours = f"{percent(row.estimate.value)} (17-32); lower than inside in {lower} of {len(falls)}"
+    holds = False if lower < len(falls) else True if complete else None
+    return Finding(holds, ours, row.estimate, row.n, records)

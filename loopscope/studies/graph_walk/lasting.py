@@ -22,13 +22,14 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from loopscope.bounds import taken
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap
 from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Tally, cluster_bootstrap
 from loopscope.studies.graph_walk.composition import COPY, EVERY, INDEPENDENT, PAPER_LONG, SO_FAR, long_strings, program
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, first_graphs, instances
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances
 from loopscope.tasks.graph_walk import GraphWalk, walk
 
 CALLS = 64
@@ -49,6 +50,9 @@ STRINGS = "mixed strings"
 LOOKED_AT = 16
 """Graphs whose states are looked at, one start each."""
 
+AIM = {8: 0.99, 64: 0.95}
+"""What is aimed at for one hop, by call."""
+
 AT_ONCE = 8
 """Strings that are run side by side."""
 
@@ -63,14 +67,14 @@ NOTE = (
 
 
 def measure(
-    subject: Subject,
+    trained: TrainedModel,
     where: str = INDEPENDENT,
     calls: int = CALLS,
     graphs: int | None = None,
     strings: int = 32,
     families: Mapping[str, tuple[str, str]] = FAMILIES,
 ) -> Predictions:
-    """Counts and limits for every family that the subject has maps of, on the first `graphs` graphs (None: all).
+    """Counts and limits for every family that the model has maps of, on the first `graphs` graphs (None: all).
 
     By family and kind ("pool one"), with the fits of its maps on the first axis:
 
@@ -80,10 +84,10 @@ def measure(
     - `... spectrum`: float32 [fits, d, 2], real and imaginary parts of the eigenvalues, largest first; not for mixed.
 
     `mixed strings` are the strings themselves, uint8 [strings, calls].  A reduced run can be told by the shapes.  On
-    512 graphs with four families of two fits this is 0.4 MB.  InputError for a size that cannot be had, or a subject
+    512 graphs with four families of two fits this is 0.4 MB.  InputError for a size that cannot be had, or a model
     without maps.
     """
-    at = _first(where, subject.depth, graphs, subject.device)
+    at = _first(where, trained.depth, graphs, trained.device)
     for what, asked, most in (("calls", calls, 8 * CALLS), ("strings", strings, len(long_strings()["mixed"]))):
         if not 1 <= asked <= most:
             near = min(max(asked, 1), most)
@@ -91,15 +95,15 @@ def measure(
     kinds = {kind: [_repeated(each, calls) for each in long_strings()[kind][:strings]] for kind in KINDS}
     found = {STRINGS: mixed_strings(strings, calls)}
     for family, kind in product(families, KINDS):
-        if maps := _maps(subject, families[family], kind):
-            told = _counts(subject, at, maps, kinds[kind])
-            told["limits"] = _limits(subject, at, maps, kinds[kind][0])
+        if maps := _maps(trained, families[family], kind):
+            made = _counts(trained, at, maps, kinds[kind])
+            made["limits"] = _limits(trained, at, maps, kinds[kind][0])
             if kind != "mixed":
-                told["spectrum"] = torch.stack([_spectrum(step) for steps in maps for step in steps.values()])
-            found |= {f"{family} {kind} {name}": tensor for name, tensor in told.items()}
+                made["spectrum"] = torch.stack([_spectrum(step) for steps in maps for step in steps.values()])
+            found |= {f"{family} {kind} {name}": tensor for name, tensor in made.items()}
     if len(found) == 1:
         wanted = ", ".join(target for pair in families.values() for target in pair)
-        raise InputError(f"{subject.name} has none of the maps {wanted}; it has {', '.join(subject.maps) or 'none'}")
+        raise InputError(f"{trained.name} has none of the maps {wanted}; it has {', '.join(trained.maps) or 'none'}")
     return {where: found}
 
 
@@ -120,30 +124,28 @@ def _hops(string: str) -> Int[Tensor, " calls"]:
 def _first(where: str, depth: int, graphs: int | None, device: torch.device) -> Walks:
     """The instances of a population's first graphs; those with u, ..., f^4(u) distinct count."""
     at = instances(where, depth, device, "five")
-    there = at.many
-    if graphs is not None and not 2 <= graphs <= there:
-        near = min(max(graphs, 2), there)
-        raise InputError(f"cannot take {graphs} graphs of {where}: 2 to {there} can be taken (nearest: {near})")
-    return first_graphs(at, graphs)
+    return at if graphs is None else first_graphs(at, taken(graphs, at.many, f"graphs of {where}", least=2))
 
 
-def _maps(subject: Subject, targets: tuple[str, str], kind: str) -> list[dict[str, AffineMap]]:
+def _maps(trained: TrainedModel, targets: tuple[str, str], kind: str) -> list[dict[str, AffineMap]]:
     """The maps of each fit by their letter; none where one is missing.  Fit i for one hop goes with fit i for two."""
     one, two = targets
     used = {"one": {"1": one}, "two": {"2": two}, "mixed": {"1": one, "2": two}}[kind]
-    fits = min(len(subject.maps.get(target, ())) for target in used.values())
-    return [{letter: subject.maps[target][fit] for letter, target in used.items()} for fit in range(fits)]
+    fits = min(len(trained.maps.get(target, ())) for target in used.values())
+    return [{letter: trained.maps[target][fit] for letter, target in used.items()} for fit in range(fits)]
 
 
-def _counts(subject: Subject, at: Walks, maps: list[dict[str, AffineMap]], strings: list[str]) -> dict[str, Tensor]:
+def _counts(
+    trained: TrainedModel, at: Walks, maps: list[dict[str, AffineMap]], strings: list[str]
+) -> dict[str, Tensor]:
     calls, nodes = len(strings[0]), at.graphs.shape[1]
     path = walk(at.graphs, at.current, 2 * calls).T
     by_graph = torch.zeros(2, len(maps), calls, at.many, dtype=torch.int32)
     for fit, steps in enumerate(maps):
         named = {f"{'one' if letter == '1' else 'two'}-1": step for letter, step in steps.items()}
         for first in range(0, len(strings), AT_ONCE):
-            programs = {string: program(string, subject.loops) for string in strings[first : first + AT_ONCE]}
-            found = subject.run(at.tokens, programs.values(), maps=named, read="calls")
+            programs = {string: program(string, trained.loops) for string in strings[first : first + AT_ONCE]}
+            found = trained.run(at.tokens, programs.values(), maps=named, read="calls")
             for string, each in programs.items():
                 logits = list(found[each].logits_at.values())[-calls:]
                 reached = _hops(string).cumsum(0).to(path.device)
@@ -151,25 +153,25 @@ def _counts(subject: Subject, at: Walks, maps: list[dict[str, AffineMap]], strin
                 both = torch.stack([right, right.cummin(0).values]) & at.kept
                 by_graph[:, fit] += both.view(2, calls, -1, nodes).sum(-1).cpu().int()
     marks = [mark - 1 for mark in MARKS if mark <= calls]
-    told: dict[str, Tensor] = {}
+    counts: dict[str, Tensor] = {}
     for name, counted in zip(("right", "so far"), by_graph, strict=True):
-        told[name] = counted.sum(-1).int()
-        told[f"{name} by graph"] = counted.sum(0)[marks].to(torch.int16)
-    return told
+        counts[name] = counted.sum(-1).int()
+        counts[f"{name} by graph"] = counted.sum(0)[marks].to(torch.int16)
+    return counts
 
 
 @torch.no_grad()
 def _limits(
-    subject: Subject, at: Walks, maps: list[dict[str, AffineMap]], string: str
+    trained: TrainedModel, at: Walks, maps: list[dict[str, AffineMap]], string: str
 ) -> Float[Tensor, "fits reads 3"]:
     """`Limits` of every fit, on the first start of the first graphs."""
-    model, nodes = subject.model, at.graphs.shape[1]
+    model, nodes = trained.model, at.graphs.shape[1]
     rows = slice(GraphWalk(nodes).query_row)
     start = model.embed(at.tokens[: LOOKED_AT * nodes : nodes])
-    for _ in range(subject.loops):
+    for _ in range(trained.loops):
         start = model.call(start)
     size = start[:, rows].norm(dim=-1)
-    told = []
+    limits = []
     for steps in maps:
         h, reads = start, []
         for letter in ("", *string):
@@ -177,8 +179,8 @@ def _limits(
             graph = h[:, rows]
             moved = ((graph - start[:, rows]).norm(dim=-1) / size).mean()
             reads.append(torch.stack([h[:, -1].norm(dim=-1).mean(), graph.norm(dim=-1).mean(), moved]))
-        told.append(torch.stack(reads))
-    return torch.stack(told).float().cpu()
+        limits.append(torch.stack(reads))
+    return torch.stack(limits).float().cpu()
 
 
 def _spectrum(step: AffineMap) -> Float[Tensor, "d 2"]:
@@ -219,7 +221,7 @@ class Counted:
     at: Walks
 
     @classmethod
-    def of(cls, predictions: Predictions, facts: Facts, where: str = INDEPENDENT) -> Counted:
+    def of(cls, predictions: Predictions, facts: ModelFacts, where: str = INDEPENDENT) -> Counted:
         """Those of one population."""
         found = predictions[where]
         measured = next(tensor.shape[1] for name, tensor in found.items() if name.endswith("by graph"))
@@ -345,7 +347,7 @@ def _sizes(counted: Counted, family: str, kind: str) -> Float[Tensor, "fits d"]:
     return counted.found[f"{family} {kind} spectrum"].double().norm(dim=-1)
 
 
-def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """Accuracy of each family at `MARKS` by kind, the baseline, and what lasting costs at the first call.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -374,20 +376,3 @@ def costs(counted: Counted) -> list[Quantity]:
         for family, kind in counted.measured
         if family != PUBLISHED and kind != "mixed" and (PUBLISHED, kind) in counted.measured
     ]
-
-
-# ---- claims ----------------------------------------------------------------------------------------------------------
-
-AIM = {8: 0.99, 64: 0.95}
-"""What is aimed at for one hop, by call."""
-
-
-def claim_lasts(predictions: Predictions, facts: Facts, family: str, where: str = INDEPENDENT) -> dict[int, Quantity]:
-    """Accuracy of one hop at the calls of `AIM`.  InputError where so many calls, or the family, were not measured."""
-    counted = Counted.of(predictions, facts, where)
-    if (family, "one") not in counted.measured or max(AIM) > counted.calls:
-        there = ", ".join(name for name, kind in counted.measured if kind == "one") or "none"
-        raise InputError(
-            f"no {max(AIM)} calls of {family!r} maps were measured: there are {counted.calls} calls of {there}"
-        )
-    return {call: counted.row(family, "one", call) for call in AIM}

@@ -41,7 +41,7 @@ from loopscope.studies.schema import (
     wholes,
     word,
 )
-from loopscope.studies.subject import instances
+from loopscope.studies.trained import instances
 from loopscope.tasks.populations import Rule
 
 
@@ -156,12 +156,12 @@ def of_matched(record: Record) -> Layout:
 
 
 def _check_curve(curve: learning.Curve) -> None:
-    told = vars(curve)
-    word(told, "backbone")
-    word(told, "target")
+    values = vars(curve)
+    word(values, "backbone")
+    word(values, "target")
     for name in ("fit", "kept"):
-        whole(told, name, 0, 10**9)
-    if not isinstance(curve.scores, list) or len(curve.scores) != len(wholes(told, "updates", 0, 10**9)):
+        whole(values, name, 0, 10**9)
+    if not isinstance(curve.scores, list) or len(curve.scores) != len(wholes(values, "updates", 0, 10**9)):
         raise MisfitError("a score for every check", shown(curve.scores))
     for score in curve.scores:
         number({"score": score}, "score")
@@ -194,8 +194,8 @@ def of_independent(record: Record) -> Layout:
     return {where: found | {"runs": Kept((len(runs),), torch.int16, same=torch.tensor(runs))}}
 
 
-def of_lasting(record: Record) -> Layout:
-    """Right answers by call, and what states do in the long run."""
+def of_lasting(record: Record, families: Mapping[str, tuple[str, str]] = lasting.FAMILIES) -> Layout:
+    """Right answers by call, and what states do in the long run, of these families of maps."""
     facts, settings = record.facts, record.settings
     only(settings, ("where", "calls", "graphs", "strings"), "settings")
     where, calls = word(settings, "where", composition.INDEPENDENT), whole(settings, "calls", 1, FEW, lasting.CALLS)
@@ -205,7 +205,7 @@ def of_lasting(record: Record) -> Layout:
         raise MisfitError("two graphs or more", str(graphs))
     most, marks = _counted(where, facts.depth, "five", graphs), len([mark for mark in lasting.MARKS if mark <= calls])
     found = {lasting.STRINGS: Kept(tuple(mixed.shape), low=1, high=2, same=mixed)}
-    for family, (one, two) in lasting.FAMILIES.items():
+    for family, (one, two) in families.items():
         for kind, used in zip(lasting.KINDS, ((one,), (two,), (one, two)), strict=True):
             fits = min(facts.fits.get(target, 0) for target in used)
             if not fits:
@@ -220,7 +220,7 @@ def of_lasting(record: Record) -> Layout:
             if kind != "mixed":
                 found[f"{name} spectrum"] = Kept((fits, None, 2), torch.float32)
     if len(found) == 1:
-        raise MisfitError(f"fits of the maps of {', '.join(lasting.FAMILIES)}", shown(dict(facts.fits)))
+        raise MisfitError(f"fits of the maps of {', '.join(families)}", shown(dict(facts.fits)))
     return {where: found}
 
 

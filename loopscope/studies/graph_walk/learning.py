@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loopscope.store.artefacts import BACKBONE, MAP, RESULT, recipe_of
+from loopscope.store.artefacts import BACKBONE, MAP, RESULT, name_of, recipe_of
 from loopscope.store.files import damaged
 from loopscope.store.store import Artefact, Store
-from loopscope.store.zoo import find
 
 
 @dataclass(frozen=True)
@@ -24,20 +23,19 @@ class Curve:
     kept: int
 
 
-def curves(store: Store, names: Iterable[str], prefix: str = "") -> list[Curve]:
-    """The curves of all maps of these backbones, from what training noted; InputError for a backbone not there."""
-    fits = store.every(MAP)
-    found = []
-    for name in names:
-        backbone = find(store, name, BACKBONE)
-        mine = [fit for fit in fits if fit.manifest.inputs.get(BACKBONE) == backbone.key]
-        found += [_curve(fit, name, prefix) for fit in mine]
-    return sorted(found, key=lambda curve: (curve.backbone, curve.target, curve.fit))
+def curves(store: Store, inputs: Mapping[str, str], prefix: str = "") -> list[Curve]:
+    """The curves of the maps among the inputs of a record, from what training noted; InputError for what is not there.
+
+    Whatever other maps the backbone has by then: a record does not depend on the order in which things are made.
+    """
+    name = name_of(store.open(BACKBONE, inputs[BACKBONE]))
+    found = [_curve(store.open(MAP, key), name, prefix) for role, key in inputs.items() if role != BACKBONE]
+    return sorted(found, key=lambda curve: (curve.target, curve.fit))
 
 
-def notes(store: Store, name: str, prefix: str) -> dict[str, Any]:
-    """What a record keeps of how a backbone's maps learned: their curves."""
-    return {"curves": [asdict(curve) for curve in curves(store, [name], prefix)]}
+def notes(store: Store, inputs: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """What a record keeps of how its maps learned: their curves."""
+    return {"curves": [asdict(curve) for curve in curves(store, inputs, prefix)]}
 
 
 def noted(notes: Mapping[str, Any]) -> list[Curve]:

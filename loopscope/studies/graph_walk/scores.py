@@ -19,7 +19,7 @@ from loopscope.program import F, J, Program
 from loopscope.stats import cluster_bootstrap, tally
 from loopscope.store.artefacts import BACKBONE, MAP, load_backbone, load_fit, name_of, recipe_of
 from loopscope.store.store import Artefact, Store
-from loopscope.studies.subject import instances
+from loopscope.studies.trained import instances
 from loopscope.tasks.graph_walk import advance
 
 TESTED_ON = {

@@ -25,14 +25,16 @@ from torch import Tensor
 
 from loopscope.program import Program
 from loopscope.quantity import Quantity, Table
-from loopscope.studies.graph_walk.counting import distribution, node, share
+from loopscope.studies.graph_walk.counting import distribution, node, share, shares_by_fit
 from loopscope.studies.graph_walk.mechanism import ANSWER, LAYER, exchange, extra_call
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, first_graphs, instances, walks
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances, walks
 
-WHERE = "switching-2501"
+WHERE, OTHERS = "switching-2501", "switching-2608"
+"""Of the main backbone and of others."""
+
 RAW = "raw"
-HOPS = {RAW: 0, "stay": 0, "one": 1, "two": 2}
+HOPS = {RAW: 0, "stay": 0, "one": 1, "two": 2, "two-long": 2}
 """Steps from u that each run's target is away; a run without a map was trained to answer u."""
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -64,7 +66,7 @@ SCOPE = (
 
 
 def measure(
-    subject: Subject, where: str = WHERE, targets: tuple[str, str] = ("one", "two"), graphs: int | None = None
+    trained: TrainedModel, where: str = WHERE, targets: Sequence[str] = ("one", "two"), graphs: int | None = None
 ) -> Predictions:
     """The node answered in every instance by every clean run and every patched one, with every fit of both maps.
 
@@ -72,17 +74,17 @@ def measure(
     1; keys, values and the entering state in layer 2) cost as much as a call each; `graphs` restricts them to the first
     graphs, and how many these were can be seen from the length of their answers.
     """
-    at = walks(where, subject)
-    maps = subject.named(*targets)
-    narrow, wide = programs(subject.loops, subject.model.heads, targets, min(len(subject.maps[t]) for t in targets))
+    at = walks(where, trained)
+    maps = trained.named(*targets)
+    narrow, wide = programs(trained.loops, trained.model.heads, targets, min(len(trained.maps[t]) for t in targets))
     answers: dict[str, Tensor] = {}
     for asked, instances_of in ((narrow, at), (wide, first_graphs(at, graphs))):
-        answers |= subject.answers(instances_of.tokens, asked, maps=maps)
+        answers |= trained.answers(instances_of.tokens, asked, maps=maps)
     return {where: answers}
 
 
 def programs(
-    loops: int, heads: int, targets: tuple[str, str], fits: int
+    loops: int, heads: int, targets: Sequence[str], fits: int
 ) -> tuple[dict[str, Program], dict[str, Program]]:
     """All runs by name: those that need only ANSWER's row of layer 2 again, and those that need more."""
     narrow: dict[str, Program] = {RAW: extra_call(loops)}
@@ -127,7 +129,7 @@ class Answers:
     at: Walks
 
     @classmethod
-    def of(cls, predictions: Predictions, facts: Facts, where: str) -> Answers:
+    def of(cls, predictions: Predictions, facts: ModelFacts, where: str) -> Answers:
         """Those of one population; only instances with u, f(u), f^2(u) distinct count."""
         found = predictions[where]
         everyone = instances(where, facts.depth, torch.device("cpu"), "three")
@@ -164,7 +166,7 @@ def _targets(found: Mapping[str, UInt8[Tensor, " n"]]) -> list[str]:
     return sorted(names, key=lambda name: HOPS[name])
 
 
-def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """For each giver and receiver, the answers of the clean and of every patched run; then all subsets of heads.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -189,11 +191,8 @@ def switched(
     """
     id, at = "switching.target", {"giver": giver, "receiver": receiver, "where": where}
     walks, target, name = answers.at, answers.at.ahead(HOPS[giver]), f"{PATTERN}: giver's target"
-    hits, known = answers.patched(giver, receiver, PATTERN) == target, dict(enumerate(paper))
-    rows = [share(id, name, hits, walks, at, published=known.get(0))]
-    for fit in range(1, 1 + answers.fits):
-        alone, published = hits[fit - 1 : fit], known.get(fit)
-        rows.append(share(f"{id}.fit", f"{name}, fit {fit}", alone, walks, {**at, "fit": fit}, published=published))
+    hits = answers.patched(giver, receiver, PATTERN) == target
+    rows = shares_by_fit(id, name, hits, walks, at, published=paper)
     clean = answers.clean(receiver) == target
     return [*rows, share(f"{id}.gain", f"{name}, minus clean", hits, walks, at, minus=clean)]
 
@@ -220,8 +219,8 @@ def _head_subsets(answers: Answers, giver: str, receiver: str, where: str, heads
     rows, at = [], {"giver": giver, "receiver": receiver, "where": where}
     for chosen in subsets(heads):
         given, those = answers.patched(giver, receiver, of_heads(chosen)), " ".join(map(str, chosen))
-        for role, told, run_name in (("giver", "giver's target", giver), ("own", "own target", receiver)):
+        for role, words, run_name in (("giver", "giver's target", giver), ("own", "own target", receiver)):
             hits, there = given == answers.at.ahead(HOPS[run_name]), {"heads": those, "target": role} | at
-            rows.append(share("switching.heads", f"heads {those}: {told}", hits, answers.at, there))
+            rows.append(share("switching.heads", f"heads {those}: {words}", hits, answers.at, there))
     title = f"Patterns of some heads of layer 2, {giver} -> {receiver} ({where})"
     return Table("switching.heads", title, rows, SCOPE)

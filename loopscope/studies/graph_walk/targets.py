@@ -16,8 +16,8 @@ from torch import Tensor
 from loopscope.program import F, J
 from loopscope.quantity import Quantity, Table
 from loopscope.studies.graph_walk.counting import distribution, share
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, instances, walks
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, instances, walks
 
 WHERE = "confirmation"
 UNSTEERED, BEFORE = "unsteered", " before F"
@@ -33,23 +33,23 @@ PAPER = {UNSTEERED: {"f(u)": 0.482}, "one": {"f(u)": 0.996}, "two": {"f^2(u)": 0
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(subject: Subject, where: str = WHERE, targets: tuple[str, ...] = ("one", "two")) -> Predictions:
+def measure(trained: TrainedModel, where: str = WHERE, targets: tuple[str, ...] = ("one", "two")) -> Predictions:
     """The node answered in every instance, by condition: `unsteered`, `one-1`, `one-1 before F`, ...
 
-    InputError where the subject has no maps for one of the targets.
+    InputError where the model has no maps for one of the targets.
     """
-    maps = subject.named(*targets)
-    start = F**subject.loops
+    maps = trained.named(*targets)
+    start = F**trained.loops
     programs = {UNSTEERED: start | F}
     for name in maps:
         programs |= {name: start | J(name) | F, name + BEFORE: start | J(name)}
-    return {where: subject.answers(walks(where, subject).tokens, programs, maps=maps)}
+    return {where: trained.answers(walks(where, trained).tokens, programs, maps=maps)}
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------
 
 
-def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """For each condition, how often u, f(u), f^2(u) or another node is answered: `targets.answer`.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -66,7 +66,7 @@ def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[
     return result
 
 
-def gain(predictions: Predictions, facts: Facts, where: str = WHERE) -> Quantity:
+def gain(predictions: Predictions, facts: ModelFacts, where: str = WHERE) -> Quantity:
     """How much more often J_one gives f(u) than the unsteered call does (paired)."""
     walks, found = _walks(where, facts), conditions(predictions[where], facts)
     steered, unsteered = (found[which, AFTER_F] == walks.ahead(1) for which in ("one", UNSTEERED))
@@ -74,7 +74,7 @@ def gain(predictions: Predictions, facts: Facts, where: str = WHERE) -> Quantity
 
 
 def conditions(
-    found: Mapping[str, UInt8[Tensor, " n"]], facts: Facts
+    found: Mapping[str, UInt8[Tensor, " n"]], facts: ModelFacts
 ) -> dict[tuple[str, str], UInt8[Tensor, "fits n"]]:
     """The answers of all fits by map and by what is read; moved states answer for the graph after theirs."""
     result = {(UNSTEERED, AFTER_F): found[UNSTEERED][None]}
@@ -87,5 +87,5 @@ def conditions(
     return result
 
 
-def _walks(where: str, facts: Facts) -> Walks:
+def _walks(where: str, facts: ModelFacts) -> Walks:
     return instances(where, facts.depth, torch.device("cpu"), "three")

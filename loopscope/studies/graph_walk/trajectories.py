@@ -22,13 +22,15 @@ from torch import Tensor
 
 from loopscope.address import Address, grid
 from loopscope.errors import InputError
-from loopscope.execute.executor import Trace, run
+from loopscope.execute.executor import run
+from loopscope.execute.traces import Trace
+from loopscope.pieces import pieces_of
 from loopscope.program import F
 from loopscope.protocol import LoopedModel
 from loopscope.quantity import Quantity, Table
 from loopscope.studies.graph_walk.counting import share
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, first_graphs, instances, walks
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances, walks
 from loopscope.tasks.graph_walk import DEPTHS, advance, all_starts, path_position, walk
 from loopscope.tasks.populations import population
 
@@ -60,7 +62,7 @@ def read_native(
     return _after_calls(run(model, instances(rings, depth, device).tokens, F**loops, read="all")[F**loops])
 
 
-def measure(subject: Subject, rings: str = "rings", loops: int = LOOPS, layered: int = LAYERED) -> Predictions:
+def measure(trained: TrainedModel, rings: str = "rings", loops: int = LOOPS, layered: int = LAYERED) -> Predictions:
     """The nodes read out at ANSWER, for every graph of `rings` and every start.
 
     - `native` [loops + 1, n]: as `read_native`.
@@ -69,23 +71,23 @@ def measure(subject: Subject, rings: str = "rings", loops: int = LOOPS, layered:
 
     InputError for fewer loops than the backbone is trained for.
     """
-    if loops < subject.loops:
+    if loops < trained.loops:
         raise InputError(
-            f"cannot read {loops} loops: {subject.name} is trained for {subject.loops} (nearest: {subject.loops})"
+            f"cannot read {loops} loops: {trained.name} is trained for {trained.loops} (nearest: {trained.loops})"
         )
     if layered < 0:
         raise InputError(f"cannot read {layered} graphs layer by layer (nearest: 0, which leaves the layers out)")
-    model, nodes = subject.model, population(rings).nodes
-    tokens = walks(rings, subject, "all").tokens
+    model, nodes = trained.model, population(rings).nodes
+    tokens = walks(rings, trained, "all").tokens
     closer, others = tokens[: layered * nodes], tokens[layered * nodes :]
     native, inside = [], []
     for piece in closer.split(AT_ONCE * nodes) if len(closer) else ():
         inner = _sublayer_addresses(len(model.layers), loops)
-        trace = subject.run(piece, [F**loops], read="all", keep=inner)[F**loops]
+        trace = trained.run(piece, [F**loops], read="all", keep=inner)[F**loops]
         native.append(_after_calls(trace))
         inside.append(_inside_calls(model, trace, loops))
     if len(others):
-        native.append(_after_calls(subject.run(others, [F**loops], read="all")[F**loops]))
+        native.append(_after_calls(trained.run(others, [F**loops], read="all")[F**loops]))
     found = {NATIVE: torch.cat(native, -1).to(torch.uint8)}
     if inside:
         found[LAYERS] = torch.cat(inside, -1).to(torch.uint8)
@@ -110,7 +112,7 @@ def _after_calls(trace: Trace) -> Int[Tensor, "reads instances"]:
 @torch.no_grad()
 def _inside_calls(model: LoopedModel, trace: Trace, loops: int) -> Int[Tensor, "loops sublayers instances"]:
     """The residual stream of the ANSWER row summed up sublayer by sublayer, as the layers do it, and read."""
-    last = len(model.layers)
+    last, pieces = len(model.layers), pieces_of(model)
     found = []
     for loop, layer in product(range(1, loops + 1), range(1, last + 1)):
         entering, attention, mlp = (
@@ -119,7 +121,7 @@ def _inside_calls(model: LoopedModel, trace: Trace, loops: int) -> Int[Tensor, "
         )
         middle = entering + attention
         leaving = middle + mlp
-        found += [middle, model.close(leaving) if layer == last else leaving]
+        found += [middle, pieces.close(leaving, None, F.stack) if layer == last else leaving]
     nodes = torch.stack([model.read(state).argmax(-1) for state in found])
     return nodes.unflatten(0, (loops, 2 * last)).cpu()
 
@@ -307,12 +309,12 @@ def _explained(outcome: Bool[Tensor, " instances"], group: Int[Tensor, " instanc
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def walk_of(predictions: Predictions, facts: Facts, rings: str = "rings") -> Trajectory:
+def walk_of(predictions: Predictions, facts: ModelFacts, rings: str = "rings") -> Trajectory:
     """The trajectory in a record."""
     return trajectory(predictions[rings][NATIVE], facts.loops, rings, facts.depth)
 
 
-def tables(predictions: Predictions, facts: Facts, rings: str = "rings") -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, rings: str = "rings") -> list[Table]:
     """Accuracy at the last trained loop and at the last one; each loop's mode; the steps inside calls, where read."""
     found = predictions[rings]
     native = found[NATIVE]
@@ -322,7 +324,7 @@ def tables(predictions: Predictions, facts: Facts, rings: str = "rings") -> list
     return tables
 
 
-def _accuracies(native: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> Table:
+def _accuracies(native: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> Table:
     right, at = _right(native, rings, facts.depth), _walks(native, facts, rings)
     rows = [
         share(f"native.{name}", f"{name}, loop {loop}", right[loop], at, {"loop": loop})
@@ -333,7 +335,7 @@ def _accuracies(native: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> T
     )
 
 
-def _modes(native: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> Table:
+def _modes(native: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> Table:
     """Trained loops only; a tie has no row."""
     places, at = positions(native[: facts.loops + 1], rings), _walks(native, facts, rings)
     rows = [
@@ -348,7 +350,7 @@ def _modes(native: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> Table:
 
 
 def _steps_inside(
-    native: UInt8[Tensor, "reads n"], layers: UInt8[Tensor, "loops sublayers few"], facts: Facts, rings: str
+    native: UInt8[Tensor, "reads n"], layers: UInt8[Tensor, "loops sublayers few"], facts: ModelFacts, rings: str
 ) -> Table:
     """Up to the first loop after training; a call that changes the reading on fewer than two graphs has no rows."""
     native = native[:, : layers.shape[-1]]
@@ -368,7 +370,7 @@ def _steps_inside(
     return Table("native.inside", "Where in a call the reading changes", rows, note)
 
 
-def _walks(nodes_read: UInt8[Tensor, "reads n"], facts: Facts, rings: str) -> Walks:
+def _walks(nodes_read: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> Walks:
     """The graphs and starts that were read, all of which count."""
     at = instances(rings, facts.depth, torch.device("cpu"), "all")
     return first_graphs(at, nodes_read.shape[-1] // facts.nodes)

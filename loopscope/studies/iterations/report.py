@@ -13,15 +13,15 @@ from loopscope.studies.evidence import Evidence
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.iterations.tables import ALL, LONG, PARTS, part_name, requested, scored
 from loopscope.studies.language.layouts import ITERATIONS
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record
+from loopscope.studies.registry import LANGUAGE
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.dots import Spot, dots
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.models import INTERVALS, bare, labelled, measured_on, models, published
-from loopscope.tasks.iterations import LONGEST, TASKS, TRAINED, Tally, tally
+from loopscope.tasks.iterations import LONGEST, TASKS, TRAINED_DEPTH, Tally, tally
 
-SHADED = (0.7, TRAINED + 0.5)
+SHADED = (0.7, TRAINED_DEPTH + 0.5)
 """Grey: steps that backbones were trained on."""
 
 BRANCHES = {"J+F": "J and F", "F": "F alone", "J": "J alone", "stop": "stop"}
@@ -159,7 +159,7 @@ def branches_table(evidence: Evidence, asked: Asked) -> Grid:
 
 def _baselines(task: str, length: str, counted: Sequence[Tally]) -> dict[str, Quantity]:
     """What is right without iterating on, of one part of the requests."""
-    mine = [each for each in counted if (each.k > TRAINED) == (length == LONG) and task in (ALL, each.task)]
+    mine = [each for each in counted if (each.k > TRAINED_DEPTH) == (length == LONG) and task in (ALL, each.task)]
     of = sum(each.requests for each in mine)
     return {
         said: bare("iterations.baseline", sum(getattr(each, name) for each in mine) / of, of)

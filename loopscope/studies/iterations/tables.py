@@ -19,11 +19,10 @@ from loopscope.measure.replies import as_texts
 from loopscope.quantity import Quantity, Table
 from loopscope.stats import wilson
 from loopscope.store.files import damaged
-from loopscope.studies.iterations.layouts import REPLIES
-from loopscope.studies.iterations.tests import STARTS, branches, requests
+from loopscope.studies.iterations.tests import REPLIES, STARTS, branches, requests
 from loopscope.studies.language.shares import Right, difference, share
 from loopscope.studies.records import Record
-from loopscope.tasks.iterations import TASKS, TRAINED, Request, Score, score, tally
+from loopscope.tasks.iterations import TASKS, TRAINED_DEPTH, Request, Score, score, tally
 
 PAPER_LONG = {
     "J+F": (128, 128, 128, 128, 62), "F": (96, 79, 5, 0, 3), "J": (91, 100, 6, 0, 3), "stop": (90, 67, 4, 0, 3)
@@ -52,7 +51,7 @@ def part_name(task: str, length: str) -> str:
 
 def is_long(request: Request) -> bool:
     """Whether a request is for more steps than a backbone is trained on."""
-    return request.k > TRAINED
+    return request.k > TRAINED_DEPTH
 
 
 def requested(record: Record, split: str) -> tuple[Request, ...]:
@@ -105,7 +104,7 @@ def _from_starts(record: Record, split: str, note: str) -> list[Table]:
             whole.append(share("iterations.whole", label, _right(found, kept), at, paper, "request"))
             parsed.append(share("iterations.parsed", label, _right(found, kept, parsed=True), at, unit="request"))
     zero = []
-    counts = [each for each in tally(requested(record, split)) if each.k > TRAINED]
+    counts = [each for each in tally(requested(record, split)) if each.k > TRAINED_DEPTH]
     for task, what in product(TASKS, BASELINES):
         mine = [each for each in counts if each.task == task]
         of, right = sum(each.requests for each in mine), sum(int(getattr(each, what)) for each in mine)

@@ -21,14 +21,16 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from loopscope.errors import InputError
-from loopscope.measure.replies import Log, Speaks, asked, replies_of_runs
+from loopscope.bounds import taken
+from loopscope.log import Log, silent
+from loopscope.measure.replies import ChatTokenizer, asked, replies_of_runs
 from loopscope.models.decoding import pad_left
 from loopscope.models.passes import LanguageModel, states
 from loopscope.models.placement import between
 from loopscope.program import F, J, Program, Step
 from loopscope.protocol import TokenMap, device_of
-from loopscope.tasks.iterations import LONGEST, TRAINED, Request, bank
+from loopscope.studies.language.layouts import ITERATIONS
+from loopscope.tasks.iterations import LONGEST, TRAINED_DEPTH, Request, bank
 
 NEW = 12
 """Tokens that an answer is generated with."""
@@ -37,7 +39,7 @@ STEP = "step"
 COMMON = "h4"
 """Where the branches part."""
 
-LOOPS, MORE = TRAINED, LONGEST - TRAINED
+LOOPS, MORE = TRAINED_DEPTH, LONGEST - TRAINED_DEPTH
 
 
 def branches() -> dict[str, Program]:
@@ -53,6 +55,9 @@ CASES = 32
 STARTS = {"test": "held-out starts", "train": "trained starts"}
 """What the starts of each split are called, in the order they are asked from."""
 
+REPLIES = {"test": ITERATIONS, "train": "trained-starts"}
+"""Where a record has the replies to requests from the starts of each split."""
+
 
 @cache
 def requests(cases: int = CASES, split: str = "test") -> tuple[Request, ...]:
@@ -60,15 +65,12 @@ def requests(cases: int = CASES, split: str = "test") -> tuple[Request, ...]:
 
     InputError for more cases than it has, or none, and for an unknown split.
     """
-    if not 1 <= cases <= CASES:
-        near = min(max(cases, 1), CASES)
-        raise InputError(f"cannot take {cases} of {CASES} cases for each task and k (nearest: {near})")
-    return bank(split, cases=cases)
+    return bank(split, cases=taken(cases, CASES, "cases for each task and k"))
 
 
 @torch.no_grad()
 def common_states(
-    model: LanguageModel, tokenizer: Speaks, step: TokenMap, questions: Sequence[str]
+    model: LanguageModel, tokenizer: ChatTokenizer, step: TokenMap, questions: Sequence[str]
 ) -> dict[str, Tensor]:
     """h4 of each branch on the same padded prompts, to be compared bit by bit."""
     tokens, mask = pad_left([asked(tokenizer, question) for question in questions])
@@ -80,15 +82,15 @@ def common_states(
 @torch.no_grad()
 def measure(
     model: LanguageModel,
-    tokenizer: Speaks,
+    tokenizer: ChatTokenizer,
     step: TokenMap,
     *,
     cases: int = CASES,
     split: str = "test",
     batch: int = 32,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> dict[str, UInt8[Tensor, "requests bytes"]]:
-    """Replies to all `requests` from the starts of a split in every branch, as `asking.as_bytes` writes them."""
+    """Replies to all `requests` from the starts of a split in every branch, as `replies.as_bytes` writes them."""
     questions = [request.prompt for request in requests(cases, split)]
     runs = {name: (program, "last") for name, program in branches().items()}
     return replies_of_runs(model, tokenizer, questions, runs, new=NEW, maps={STEP: step}, batch=batch, log=log)

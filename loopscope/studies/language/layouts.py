@@ -17,7 +17,7 @@ LETTERS, ANTONYMS, ITERATIONS = "letters", "antonyms", "iterations"
 STEPS = 8
 """Requests are for up to so many steps."""
 
-RUN = ("loops", "boundary", "dtype", "any_map")
+RUN = ("loops", "boundary", "loop", "dtype", "any_map")
 """Settings of every test: the third where it is not fp32, the last for a map of another model."""
 
 BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
@@ -51,6 +51,8 @@ def check_run(record: Record) -> None:
         raise MisfitError(f"{facts.loops} loops, as the facts have them", shown(settings.get("loops")))
     if settings.get("boundary") not in BOUNDARIES:
         raise MisfitError(f"a boundary among {', '.join(BOUNDARIES)}", shown(settings.get("boundary")))
+    if "loop" in settings:
+        word(settings, "loop")
     if "dtype" in settings and settings["dtype"] != model.get("dtype"):
         raise MisfitError("the precision that the notes name", shown(settings["dtype"]))
     truth(settings, "any_map", False)

@@ -1,33 +1,31 @@
-"""How records of language models are told: which model, map and run they are of, its size, how much was asked."""
+"""How records of language models are named: which model, map and run they are of, its size, how much was asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopscope.studies.antonyms import tests as antonym_tests
-from loopscope.studies.iterations import tests as iteration_tests
-from loopscope.studies.language.records import ANY_MAP, LANGUAGE
-from loopscope.studies.letters.walks import LETTERS as WALKED
+from loopscope.studies.language.records import ANY_MAP
 from loopscope.studies.records import Record
-from loopscope.tasks.letters.pairs import SETS
+from loopscope.studies.registry import LANGUAGE
 
 AMOUNTS = ("pairs", "letters", "sequences", "cases", "dtype")
-"""Settings that say how much was asked, and how exactly; of records that differ in them alone, one is enough."""
+"""Settings that say how much was asked, and in which precision; of records that differ in them alone, one decides."""
 
 
 def identity(record: Record) -> tuple[str, ...]:
     """The model, its map and how it was run: name, weights, map, loops, what ends a loop, the rest of the model."""
-    settings, step, told = record.settings, record.notes.get("map", {}), identity_of(record)
-    run = (str(settings.get("loops", record.facts.loops)), str(settings.get("boundary", "")))
-    rest = " ".join(str(told[part]) for part in ("config", "tokenizer", "template") if part in told)
+    settings, step, known = record.settings, record.notes.get("map", {}), identity_of(record)
+    part = f", loop {settings['loop']}" if "loop" in settings else ""
+    run = (str(settings.get("loops", record.facts.loops)), str(settings.get("boundary", "")) + part)
+    rest = " ".join(str(known[part]) for part in ("config", "tokenizer", "template") if part in known)
     return record.facts.name, record.facts.key, str(step.get("key", "")), *run, rest
 
 
 def identity_of(record: Record) -> Mapping[str, Any]:
     """What tells the model from others; released records have version 1 of that, which is the weights alone."""
-    told: Mapping[str, Any] = record.notes.get("identity", {"version": 1, "weights": record.facts.key})
-    return told
+    known: Mapping[str, Any] = record.notes.get("identity", {"version": 1, "weights": record.facts.key})
+    return known
 
 
 def loops_in_words(loops: Sequence[int]) -> str:
@@ -38,8 +36,8 @@ def loops_in_words(loops: Sequence[int]) -> str:
     return f"loop{'s' * (len(every) > 1)} {', '.join(map(str, every))}"
 
 
-def subject_of(record: Record) -> tuple[str, ...]:
-    """What one record is enough of: the identity, and what was asked, however much of it."""
+def question_of(record: Record) -> tuple[str, ...]:
+    """The question that a record answers: the identity, and what was asked, however much of it."""
     asked = (f"{name} {value}" for name, value in sorted(record.settings.items()) if name not in AMOUNTS)
     return *identity(record), *asked
 
@@ -68,34 +66,13 @@ def scale_of(record: Record) -> str:
 
 def how_much(record: Record) -> str:
     """How much of the test was asked."""
-    if part := part_of(record):
-        return part
-    match record.settings:
-        case {"set": str(), "pairs": int(count)}:
-            return f"{count} pairs"
-        case {"letters": int(count)}:
-            return f"{count} graphs"
-        case {"sequences": int(count)}:
-            return f"{count} sequences"
-        case {"cases": int()}:
-            return "2,560 requests, half of them from held-out starts"
-    return "discovery pairs"
+    return part_of(record) or LANGUAGE[record.experiment].asked(record).whole
 
 
 def part_of(record: Record) -> str:
     """How much of the test was asked where that is not all of it; nothing where it is."""
-    match record.settings:
-        case {"set": str(name), "pairs": int(count)}:
-            every, what = SETS[name].size, "pairs"
-        case {"letters": int(count)}:
-            every, what = WALKED, "graphs"
-        case {"sequences": int(count)}:
-            every, what = antonym_tests.SEQUENCES, "sequences"
-        case {"cases": int(count)}:
-            every, what = iteration_tests.CASES, "cases for each task, k and set of starts"
-        case _:
-            return ""
-    return f"{count} of {every} {what}" if count < every else ""
+    asked = LANGUAGE[record.experiment].asked(record)
+    return f"{asked.cases} of {asked.every} {asked.what}" if asked.cases < asked.every else ""
 
 
 def in_millions(count: int) -> str:

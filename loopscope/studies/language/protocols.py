@@ -1,4 +1,4 @@
-"""The paper's three protocols on language models, from a model folder to records: train, fit a map, test.
+"""The paper's protocols on language models, from a model folder to records: train, fit a map, test.
 
 Every stage is looked up first, so an interrupted protocol goes on where it stopped, and a second run takes no time.
 """
@@ -6,7 +6,7 @@ Every stage is looked up first, so an interrupted protocol goes on where it stop
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,111 +14,32 @@ from typing import NamedTuple
 import torch
 
 from loopscope.errors import InputError, nearest
-from loopscope.measure.replies import Log
+from loopscope.log import Log, silent
 from loopscope.models.folders import outline
+from loopscope.models.hub import called
 from loopscope.models.passes import Boundary
 from loopscope.store.store import Store
-from loopscope.studies.antonyms import tests as antonym_tests
-from loopscope.studies.antonyms.records import measure_antonyms
-from loopscope.studies.iterations import tests as iteration_tests
-from loopscope.studies.iterations.records import measure_iterations
+from loopscope.studies.language.experiment import ALL, Amount, Arm, LanguageExperiment
 from loopscope.studies.language.recipes import recipe
-from loopscope.studies.language.records import LanguageSubject, load_language
-from loopscope.studies.letters import tests as letter_tests
-from loopscope.studies.letters.records import measure_letters
-from loopscope.studies.records import Record, copy_records
+from loopscope.studies.language.steps import LanguageStep
+from loopscope.studies.records import Record
+from loopscope.studies.registry import LANGUAGE
+from loopscope.studies.runner import carry_out
 from loopscope.tasks.general_text import Source
-from loopscope.training.lm.jobs import KIND as MAP
-from loopscope.training.lm.jobs import TRAINING, Finished, Settings, finetune, fit, new_map
+from loopscope.training.lm.jobs import Finished, Settings, finetune, fit, new_map
 from loopscope.training.lm.recipe import Recipe
-
-
-class Amount(NamedTuple):
-    """How much a test asks: the first `cases` of its pairs, sequences or requests (None: all), `batch` at a time."""
-
-    cases: int | None = None
-    batch: int = 32
-
-
-ALL = Amount()
-
-Measure = Callable[[LanguageSubject, Store, Amount, Log], list[Record]]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A backbone, its map and their test: recipes by the paper's names."""
-
-    backbone: str
-    step: str
-    measure: Measure
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """The arms of one protocol.
-
-    `task` names the stage that a model which was never looped needs before them; `check` refuses a number of cases.
-    """
-
-    name: str
-    task: str
-    check: Callable[[int | None], object]
-    arms: tuple[Arm, ...]
-
-
-def _letters(subject: LanguageSubject, store: Store, amount: Amount, log: Log) -> list[Record]:
-    return measure_letters(subject, store, count=amount.cases, batch=amount.batch, log=log)
-
-
-def _antonyms(supervision: str) -> Measure:
-    def measure(subject: LanguageSubject, store: Store, amount: Amount, log: Log) -> list[Record]:
-        sequences = _given(amount.cases, antonym_tests.SEQUENCES)
-        return [measure_antonyms(subject, store, supervision, sequences=sequences, batch=amount.batch, log=log)]
-
-    return measure
-
-
-def _iterations(subject: LanguageSubject, store: Store, amount: Amount, log: Log) -> list[Record]:
-    cases = _given(amount.cases, iteration_tests.CASES)
-    return [measure_iterations(subject, store, cases=cases, batch=amount.batch, log=log)]
-
-
-def _given(cases: int | None, most: int) -> int:
-    return most if cases is None else cases
-
-
-PROTOCOLS: Mapping[str, Protocol] = {
-    each.name: each
-    for each in (
-        Protocol(
-            "letters", "letter", lambda cases: [letter_tests.first_pairs(test, cases) for test in letter_tests.TESTS],
-            (Arm("letter", "letter-map", _letters),),
-        ),
-        Protocol(
-            "antonyms", "antonym",
-            lambda cases: antonym_tests.readout_requests("final-only", _given(cases, antonym_tests.SEQUENCES)),
-            (Arm("antonym-final", "antonym-map", _antonyms("final-only")),
-             Arm("antonym-stepwise", "antonym-map", _antonyms("stepwise"))),
-        ),
-        Protocol(
-            "iterations", "iterations", lambda cases: iteration_tests.requests(_given(cases, iteration_tests.CASES)),
-            (Arm("iterations", "iterations-map", _iterations),),
-        ),
-    )
-}  # fmt: skip
-"""Every protocol by name."""
 
 SCALES = ("paper", "smol", "small")
 """Which recipes: the paper's; those for a small model that was never looped; or for one that has random weights."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProtocolPlan:
     """The recipes of a protocol: perhaps one for a stack that was never looped, then each arm's backbone and map."""
 
+    experiment: LanguageExperiment
     adapt: Recipe | None
-    arms: tuple[tuple[Recipe, Recipe, Measure], ...]
+    arms: tuple[tuple[Recipe, Recipe, Arm], ...]
     amount: Amount
 
 
@@ -129,17 +50,17 @@ class Trained(NamedTuple):
     done: Finished
 
 
-def plan(name: str, scale: str, changes: Iterable[str] = (), amount: Amount = ALL) -> Plan:
+def plan(name: str, scale: str, changes: Iterable[str] = (), amount: Amount = ALL) -> ProtocolPlan:
     """The plan of a protocol; a change is written "recipe.setting=value".  InputError for what there is not."""
-    if name not in PROTOCOLS:
-        raise InputError(f"no protocol {name!r}; there are {', '.join(PROTOCOLS)}{nearest(name, PROTOCOLS)}")
+    if name not in LANGUAGE:
+        raise InputError(f"no protocol {name!r}; there are {', '.join(LANGUAGE)}{nearest(name, LANGUAGE)}")
     if scale not in SCALES:
         raise InputError(f"no recipes {scale!r}; there are {', '.join(SCALES)}{nearest(scale, SCALES)}")
-    protocol = PROTOCOLS[name]
-    protocol.check(amount.cases)
+    experiment = LANGUAGE[name]
+    experiment.check(amount)
     prefix = "" if scale == "paper" else f"{scale}-"
-    first = (f"{prefix}{protocol.task}-adapt",) if prefix else ()
-    used = (*first, *(prefix + each for arm in protocol.arms for each in (arm.backbone, arm.step)))
+    first = (f"{prefix}{experiment.task}-adapt",) if prefix else ()
+    used = (*first, *(prefix + each for arm in experiment.arms for each in (arm.backbone, arm.step)))
     changed: dict[str, list[str]] = {each: [] for each in used}
     for change in changes:
         of, _, setting = change.partition(".")
@@ -147,17 +68,18 @@ def plan(name: str, scale: str, changes: Iterable[str] = (), amount: Amount = AL
             raise InputError(f"a change is written RECIPE.name=value, with one of {', '.join(changed)}; not {change!r}")
         changed[of].append(setting)
     recipes = {each: recipe(each, settings) for each, settings in changed.items()}
-    return Plan(
+    return ProtocolPlan(
+        experiment,
         recipes[first[0]] if first else None,
-        tuple((recipes[prefix + arm.backbone], recipes[prefix + arm.step], arm.measure) for arm in protocol.arms),
+        tuple((recipes[prefix + arm.backbone], recipes[prefix + arm.step], arm) for arm in experiment.arms),
         amount,
     )
 
 
-def carry_out(
-    asked: Plan, folder: Path, out: Path, store: Store, settings: Settings, *,
+def train_and_test(
+    asked: ProtocolPlan, folder: Path, out: Path, store: Store, settings: Settings, *,
     name: str | None = None, boundary: Boundary | None = None, sources: Sequence[Source] | None = None,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> Iterator[Trained | Record]:  # fmt: skip
     """Train the model in `folder`, fit its maps, test them; every stage's outcome as it is there.
 
@@ -173,37 +95,24 @@ def carry_out(
     width = outline(folder, loops=1, boundary=boundary).width
     for _, step, _ in asked.arms:  # a map that does not fit is refused before anything is trained for it
         new_map(step, width)
-    called, start = name or folder.resolve().name, folder
+    model, start = name or called(folder), folder
     if asked.adapt is not None:
         start = out / asked.adapt.name
         done = finetune(folder, asked.adapt, start, store, settings, sources=sources, boundary=boundary)
         yield Trained(asked.adapt, done)
         _release()
-    for backbone, step, measure in asked.arms:
-        trained = out / backbone.name
+    for backbone, step, arm in asked.arms:
+        written = out / backbone.name
         ending = boundary if asked.adapt is None else None  # the adapted folder says it itself
-        done = finetune(start, backbone, trained, store, settings, sources=sources, boundary=ending)
+        done = finetune(start, backbone, written, store, settings, sources=sources, boundary=ending)
         yield Trained(backbone, done)
         _release()
-        fitted = fit(trained, step, store, settings, sources=sources)
+        fitted = fit(written, step, store, settings, sources=sources)
         yield Trained(step, fitted)
         _release()
-        subject = load_language(trained, fitted.folder, name=called, boundary=step.boundary, device=settings.device)
-        yield from measure(subject, store, asked.amount, say)
-        del subject
+        test = LanguageStep(asked.experiment, arm, asked.amount, model, written, fitted.folder, step.boundary)
+        yield from carry_out([test], store, store, settings.device, say)
         _release()
-
-
-def export(store: Store, results: Store) -> int:
-    """Copy all records of a store to another, with the maps they are of and how models were trained; how many records.
-
-    InputError where there is none.
-    """
-    count = copy_records(store, results)
-    for kind in (MAP, TRAINING):
-        for artefact in store.every(kind):
-            results.adopt(artefact)
-    return count
 
 
 def _release() -> None:

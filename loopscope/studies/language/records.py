@@ -1,18 +1,17 @@
-"""Experiments on looped language models: which there are, what they are done on, and their records.
+"""Language models with their maps: how they are loaded, and how what is measured on them becomes a record.
 
-A subject is a model folder with a map.  Its records are keyed by the identity of the model (`lm.identity`), the SHA-256
-of the map and by what was asked, so a test that is done is not done again, and one that was interrupted goes on with
-what is missing.  Released records, of identity version 1, have the SHA-256 of the weights alone; none of them is taken
-for what is asked now.
+The key of a record is made from the identity of the model (`models.identity`), the SHA-256 of its map and what was
+asked.  So a test that is done is not done again, and one that was interrupted goes on with what is missing.  Released
+records have identity version 1, which is the SHA-256 of the weights alone; none of them is taken for what is asked now.
+
 Answers are kept example by example: who was named (letters), or the replies themselves (antonyms, iterations).  Texts,
-pairs and true answers are regenerated.
+pairs and true answers are made again from their recipes.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,71 +20,40 @@ from torch import nn
 
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap, map_key
-from loopscope.measure.replies import Speaks
+from loopscope.measure.replies import ChatTokenizer
+from loopscope.models.hub import called, origin_of
 from loopscope.models.identity import Identity, identify
 from loopscope.models.passes import Boundary, LanguageModel, precision_name
-from loopscope.models.steering import UNKNOWN, InFull, Provenance, check_fitted, load_steering_map
+from loopscope.models.steering import UNKNOWN, FullPrecisionMap, Provenance, check_fitted, load_steering_map
 from loopscope.store.artefacts import IDENTITY, WEIGHTS_SHA
 from loopscope.store.store import Store
-from loopscope.studies.language.layouts import ANTONYMS, ITERATIONS, LETTERS, STEPS
-from loopscope.studies.records import RECORD, Facts, LayoutOf, Predictions, Record, config_of, in_words, load, save
+from loopscope.studies import recording
+from loopscope.studies.language.layouts import STEPS
+from loopscope.studies.recording import Outcome, Wanted
+from loopscope.studies.records import LayoutOf, ModelFacts, Record
 
 ANY_MAP = "any_map"
 """A setting of records of a map that was fitted to another model or with another boundary; no claim rests on them."""
 
 
 @dataclass(frozen=True)
-class LanguageExperiment:
-    """One kind of test: its question, and the model it was published on: its parameters, loops and what ends a loop."""
-
-    name: str
-    question: str
-    published_on: str
-    parameters: int
-    loops: int
-    boundary: Boundary
-
-    @property
-    def command(self) -> str:
-        """What measures it."""
-        return f"loopscope lm test {self.name} FOLDER --map MAP"
-
-
-LANGUAGE: Mapping[str, LanguageExperiment] = {
-    each.name: each
-    for each in (
-        LanguageExperiment(
-            LETTERS, "Do the attention patterns of a few heads carry what J does to an eight-step letter walk?",
-            "Ouro-2.6B", 2_667_974_657, 4, "norm",
-        ),
-        LanguageExperiment(
-            ANTONYMS, "How does supervision decide what each loop says, and what J can reach?", "Ouro-2.6B",
-            2_667_974_657, 4, "norm",
-        ),
-        LanguageExperiment(
-            ITERATIONS, "Does it take J, F or both to iterate beyond the trained steps?", "Qwen3-8B", 8_190_735_360, 8,
-            "none",
-        ),
-    )
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LanguageSubject:
+class SteeredModel:
     """A language model with its tokenizer and map on one device, and what both are known by.
 
     `kind` is the architecture, as `model_type` of a config says it.  The map is in fp32, whatever the model is in;
-    `map_key` is that of the saved one (`maps.map_key`).
+    `map_key` is that of the saved one (`maps.map_key`).  `origin` is the name and the commit of a model of the hub
+    (`hub.origin_of`), nothing of any other.
     """
 
     name: str
     identity: Identity
     kind: str
     model: LanguageModel
-    tokenizer: Speaks
+    tokenizer: ChatTokenizer
     step: AffineMap
     map_key: str
     provenance: Provenance = UNKNOWN
+    origin: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -103,9 +71,9 @@ class LanguageSubject:
         return precision_name(next(iter(self._weights)).dtype)
 
     @property
-    def steering(self) -> InFull:
+    def steering(self) -> FullPrecisionMap:
         """The map as it is applied to states of the model's precision."""
-        return InFull(self.step)
+        return FullPrecisionMap(self.step)
 
     @property
     def _weights(self) -> list[nn.Parameter]:
@@ -113,9 +81,9 @@ class LanguageSubject:
         return list(self.model.parameters())
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ModelFacts:
         """What analyses must know; there are no nodes, and requests are for up to eight steps."""
-        return Facts(self.name, self.key, self.model.loops, STEPS, 0, self.model.heads, {"J": 1})
+        return ModelFacts(self.name, self.key, self.model.loops, STEPS, 0, self.model.heads, {"J": 1})
 
     @property
     def about(self) -> dict[str, Any]:
@@ -130,6 +98,7 @@ class LanguageSubject:
             "map": {
                 "family": self.step.family, "key": self.map_key, **self.step.settings(), **self.provenance.notes,
             },
+            **self.origin,
         }  # fmt: skip
 
 
@@ -140,11 +109,12 @@ def load_language(
     name: str | None = None,
     loops: int | None = None,
     boundary: Boundary | None = None,
+    loop: str | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     any_map: bool = False,
-) -> LanguageSubject:
-    """A model folder and a saved map as a subject, called `name` or as its folder is; the model computes in `dtype`.
+) -> SteeredModel:
+    """A model folder and a saved map as a model, called `name` or as its folder is; the model computes in `dtype`.
 
     It makes as many loops as are given, or else as the map was fitted in, or as the folder has it.
 
@@ -159,50 +129,44 @@ def load_language(
     tokenizer = load_tokenizer(folder)
     if tokenizer.template is None:
         raise InputError(f"{folder} has no chat template, and questions are asked in chats")
-    loaded = load_steering_map(step, folder, config.get("hidden_size"))
-    step_key, ending, identity = map_key(loaded), outline(folder, boundary=boundary).boundary, identify(folder)
-    provenance = check_fitted(step, folder, ending, identity=identity, any_map=any_map)
+    shape = outline(folder, boundary=boundary, loop=loop)
+    loaded = load_steering_map(step, folder, shape.width)
+    step_key, identity = map_key(loaded), identify(folder)
+    provenance = check_fitted(step, folder, shape.boundary, loop=shape.loop, identity=identity, any_map=any_map)
     model = load_model(
-        folder, loops=provenance.loops if loops is None else loops, boundary=boundary, device=device, dtype=dtype
-    )
-    return LanguageSubject(
-        name or folder.resolve().name, identity, str(config["model_type"]), model, tokenizer,
-        loaded.float().to(device), step_key, provenance,
+        folder, loops=provenance.loops if loops is None else loops, boundary=boundary, loop=loop, device=device,
+        dtype=dtype,
+    )  # fmt: skip
+    return SteeredModel(
+        name or called(folder), identity, str(config["model_type"]), model, tokenizer,
+        loaded.float().to(device), step_key, provenance, origin_of(folder),
     )  # fmt: skip
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-Measure = Callable[[], tuple[Predictions, dict[str, Any], float | None]]
-"""Gives predictions, notes and what it took in forward-equivalents, where that was counted."""
-
-
 def recorded(
-    subject: LanguageSubject,
+    trained: SteeredModel,
     store: Store,
     experiment: str,
     settings: Mapping[str, Any],
-    measure: Measure,
+    measure: Callable[[], Outcome],
     layout: LayoutOf,
 ) -> Record:
     """The record of these settings: from the store, or measured and written to it.
 
     Precision is a setting where it is not fp32, and a note always; that a map was fitted to another model is both.
     """
-    chosen = {**settings, "loops": subject.model.loops, "boundary": subject.model.boundary}
-    if subject.precision != "fp32":
-        chosen["dtype"] = subject.precision
-    if subject.provenance.misfit:
+    chosen = {**settings, "loops": trained.model.loops, "boundary": trained.model.boundary}
+    if (part := getattr(trained.model, "loop", None)) is not None:  # some layers of a pretrained model
+        chosen["loop"] = part
+    if trained.precision != "fp32":
+        chosen["dtype"] = trained.precision
+    if trained.provenance.misfit:
         chosen[ANY_MAP] = True
-    inputs = {WEIGHTS_SHA: subject.key, IDENTITY: subject.identity.key, "map": subject.map_key}
-    known = store.find(RECORD, config_of(experiment, subject.name, chosen), inputs)
-    if known is not None:
-        return load(known, layout)
-    started = time.perf_counter()
-    predictions, notes, forwards = measure()
-    cost: dict[str, Any] = {"seconds": time.perf_counter() - started, "device": in_words(subject.device)}
-    if forwards is not None:
-        cost["forwards"] = forwards
-    made = Record(experiment, subject.facts, predictions, chosen, cost, {**subject.about, **notes}, raw=True)
-    save(store, made, inputs, subject.device)
-    return made
+    inputs = {WEIGHTS_SHA: trained.key, IDENTITY: trained.identity.key, "map": trained.map_key}
+    wanted = Wanted(experiment, trained.facts, chosen, inputs, trained.device, layout, raw=True)
+
+    def noted() -> Outcome:
+        found = measure()
+        return found._replace(notes={**trained.about, **found.notes})
+
+    return recording.recorded(wanted, store, noted)

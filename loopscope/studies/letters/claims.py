@@ -10,10 +10,13 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "letter.steer", "5", "eight-step letter-walk needs J", "0 -> 251/256", "<= 15 % without, >= 80 % with J",
         LETTERS, judges.steer,
+        finding="Without J -> with it, eight transfers are answered right in {ours}.",
     ),
     Claim(
         "letter.rescue", "5", "steered patterns suffice", "248/256", ">= 70 % of the steered score", LETTERS,
         judges.rescue,
+        finding="Given only the attention patterns of a few heads of the run with J, the run without J is right in "
+                "{share} %.",
     ),
     Claim(
         "letter.damage", "5", "unsteered patterns destroy", "0/256", "<= 20 %", LETTERS, judges.damage

@@ -9,7 +9,7 @@ from loopscope.stats import Estimate, wilson
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.language.layouts import LETTERS
 from loopscope.studies.letters.tables import PAPER_CONTENT, PAPER_PAIRS
-from loopscope.studies.letters.walks import TEMPLATES, TRAINED
+from loopscope.studies.letters.walks import TEMPLATES, TRAINED_DEPTH
 from loopscope.studies.records import Record
 from loopscope.studies.report.contents import Figure
 from loopscope.studies.report.dots import Spot, dots
@@ -19,7 +19,7 @@ from loopscope.studies.report.models import by_depth, published
 ByCondition = Mapping[str, Mapping[str, Quantity]]
 """Quantities by model and condition."""
 
-SHADED = (0.7, TRAINED + 0.5)
+SHADED = (0.7, TRAINED_DEPTH + 0.5)
 """Grey: transfers that backbones were trained on, and the loops they were trained in."""
 
 ALONG = {
@@ -97,10 +97,10 @@ def by_layer(rows: ByCondition) -> dict[str, str]:
     return {layers[layer]: f"at the chosen heads of layer {layer}" for layer in sorted(layers)}
 
 
-def _spots(told: Mapping[str, str], rows: ByCondition) -> list[Spot]:
+def _spots(labels: Mapping[str, str], rows: ByCondition) -> list[Spot]:
     """A row of the figure for each of the conditions that some model was run in."""
     made = []
-    for name, said in told.items():
+    for name, said in labels.items():
         there = {label: found[name] for label, found in rows.items() if name in found}
         if there:
             shares = {label: each.estimate for label, each in there.items()}
@@ -110,7 +110,7 @@ def _spots(told: Mapping[str, str], rows: ByCondition) -> list[Spot]:
 
 def steering_figure(rows: ByCondition, series: Sequence[str]) -> Figure:
     """Right answers in every condition of the steering test, models side by side."""
-    groups = {group: _spots(told, rows) for group, told in STEERED.items()}
+    groups = {group: _spots(labels, rows) for group, labels in STEERED.items()}
     n = _often(each for found in rows.values() for each in found.values())
     caption = (
         f"Right answers of {n} independent pairs with 95 % intervals. Controls should leave the run that "
@@ -157,7 +157,7 @@ def _parts(counts: Mapping[str, int], n: int) -> dict[str, Estimate]:
 def restoration_figure(rows: ByCondition, repaired: ByCondition, series: Sequence[str]) -> Figure:
     """Right answers in every condition of the restoration test, and those that were repaired."""
     groups = {
-        **{group: _spots(told, rows) for group, told in RESTORED.items()},
+        **{group: _spots(labels, rows) for group, labels in RESTORED.items()},
         "repaired of what other queries broke": _spots({**BACK, **by_layer(rows)}, repaired),
     }
     n = _often(each for found in rows.values() for each in found.values())

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import torch
 
 from loopscope.bounds import shown
+from loopscope.measure.controls import Chosen
 from loopscope.measure.heads import Heads, Selection
 from loopscope.measure.replies import answers_name
 from loopscope.studies.language.layouts import RUN, check_run
-from loopscope.studies.letters.tests import FEWEST, OTHER, STEERING, TESTS, TRUNCATED, Chosen, conditions
-from loopscope.studies.letters.walks import LETTERS, LONGEST, TEMPLATES, WALKS
+from loopscope.studies.letters.tests import FEWEST, OTHER, STEERING, TESTS, TRUNCATED, conditions
+from loopscope.studies.letters.walks import GRAPHS, LONGEST, TEMPLATES, WALKS
 from loopscope.studies.records import Record
 from loopscope.studies.schema import Kept, Layout, MisfitError, asked, mapping, number, only, truth, whole, wholes, word
 from loopscope.tasks.letters import NAMES
@@ -42,7 +43,7 @@ def letter_layout(record: Record) -> Layout:
 
 def _walks(record: Record) -> Layout:
     only(record.settings, ("set", "letters", *RUN), "settings")
-    rows = LONGEST * whole(record.settings, "letters", 1, LETTERS)
+    rows = LONGEST * whole(record.settings, "letters", 1, GRAPHS)
     steps = Kept((rows, record.facts.loops), high=len(NAMES) - 1, also=(OTHER,))
     return {WALKS: {answers_name(template, steered): steps for template in TEMPLATES for steered in (False, True)}}
 

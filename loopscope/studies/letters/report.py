@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loopscope.measure.heads import KEEPS, LEAVES
+from loopscope.measure.searching import KEEPS, LEAVES
 from loopscope.quantity import Quantity, every
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.language.layouts import LETTERS
 from loopscope.studies.language.names import identity, loops_in_words
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.letters.figures import (
     BACK,
     RESTORED,
@@ -32,6 +31,7 @@ from loopscope.studies.letters.search import path_figure, search_table, sizes_fi
 from loopscope.studies.letters.tests import CONTENT, RESTORATION, STEERING, TESTS
 from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.records import Record
+from loopscope.studies.registry import LANGUAGE
 from loopscope.studies.report.contents import Figure, Grid, Listing, Section
 from loopscope.studies.report.models import INTERVALS, labels, measured_on, models, side_by_side
 
@@ -174,9 +174,9 @@ _BDE = (
 
 def _listed(rows: ByCondition, groups: Mapping[str, Mapping[str, str]]) -> dict[str, list[Quantity]]:
     """Quantities by model as tables list them: those of some groups in their order, with what they mean."""
-    told = {name: _full(name, said) for group in groups.values() for name, said in group.items()}
+    labels = {name: _full(name, said) for group in groups.values() for name, said in group.items()}
     return {
-        label: [replace(found[name], label=said) for name, said in told.items() if name in found]
+        label: [replace(found[name], label=said) for name, said in labels.items() if name in found]
         for label, found in rows.items()
     }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from loopscope.measure.heads import KEEPS, Heads, Selection, Tried, may_leave
+from loopscope.measure.heads import Heads, Selection, Tried
+from loopscope.measure.searching import KEEPS, may_leave
 from loopscope.stats import wilson
 from loopscope.studies.language.names import loops_in_words
 from loopscope.studies.letters.layouts import CONFIRMATION
@@ -68,12 +69,12 @@ def sizes_figure(found: Mapping[str, Selection]) -> Figure:
     panels = {}
     for label, each in found.items():
         lines = []
-        for step, told in (("leading heads", "discovery"), (CONFIRMATION, "confirmation")):
+        for step, words in (("leading heads", "discovery"), (CONFIRMATION, "confirmation")):
             tried = steps(each).get(step, [])
             sizes = [len(Heads.parse(scope.heads)) for scope in tried]
             for what in ("rescued", "damaged") if tried else ():
                 shares = [wilson(getattr(scope, what), _pairs(each, step), unit="pair") for scope in tried]
-                lines.append(Line(f"{what[:-1]}, {told}", shares, step == CONFIRMATION, sizes))
+                lines.append(Line(f"{what[:-1]}, {words}", shares, step == CONFIRMATION, sizes))
         panels[f"{label}: {len(each.heads)} heads chosen"] = lines
     caption = (
         "Right answers when patterns of the leading heads alone are exchanged: rescue into the unsteered run, damage "
@@ -88,15 +89,15 @@ def search_table(label: str, found: Selection, heads: int) -> Listing:
     lines = {}
     for step, tried in steps(found).items():
         at, of = taken(found, step, tried), _pairs(found, step)
-        told = {"tried": str(len(tried)), "passed": str(sum(scope.passed for scope in tried))}
+        cells = {"tried": str(len(tried)), "passed": str(sum(scope.passed for scope in tried))}
         if at is None:
-            told["went on with"] = "a ranking" if step in RANKING else "none"
+            cells["went on with"] = "a ranking" if step in RANKING else "none"
         else:
-            told |= {
+            cells |= {
                 "rescued": f"{tried[at].rescued}/{of}", "damaged": f"{tried[at].damaged}/{of}",
                 "went on with": _scope(tried[at], heads),
             }  # fmt: skip
-        lines[step] = told
+        lines[step] = cells
     columns = ("tried", "passed", "rescued", "damaged", "went on with")
     note = (
         "Layers are counted from 1, heads from 0. Rescued and damaged: right answers on discovery or confirmation "

@@ -234,7 +234,7 @@ def answered(record: Record, template: int, steered: bool, k: int) -> UInt8[np.n
     Backbones are trained in four; a map may be for more, and there a backbone alone forgets what it has.
     """
     said = walked(record, template, steered, k)
-    return said[:, -1] if steered else said[:, min(said.shape[1], letter_walks.TRAINED) - 1]
+    return said[:, -1] if steered else said[:, min(said.shape[1], letter_walks.TRAINED_DEPTH) - 1]
 
 
 def _walks(record: Record) -> list[Table]:

@@ -1,6 +1,6 @@
 """What attention carries in the letter-walk: three tests on 256 pairs each, as programs with patches.
 
-All requests are for eight transfers; J stands before loops 2..L.  The *chosen* heads come from `heads.select`, and
+All requests are for eight transfers; J stands before loops 2..L.  The *chosen* heads come from `measure.select`, and
 their loops with them (in the paper: sixteen heads at loop 4).  Patches act on every row of the prompt.
 
 **steering** (independent pairs, the base's question).  Does the pattern carry what J does?  Patterns of the steered run
@@ -32,12 +32,25 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.execute.executor import run
-from loopscope.measure.heads import MAP_NAME, Heads, Selection, late_layers
-from loopscope.measure.replies import Log, Speaks, as_reply, asked, together
+from loopscope.log import Log, silent
+from loopscope.measure.controls import (
+    BASE,
+    LAYER,
+    REFERENCE,
+    SOURCE,
+    Chosen,
+    Condition,
+    restoration,
+    steering,
+    wrong_loop,
+)
+from loopscope.measure.heads import Heads
+from loopscope.measure.replies import ChatTokenizer, as_reply, asked, together
+from loopscope.measure.searching import MAP_NAME
 from loopscope.models.decoding import generate
 from loopscope.models.passes import LanguageModel
 from loopscope.models.placement import between
-from loopscope.program import F, Program, Run
+from loopscope.program import F, Run
 from loopscope.protocol import TokenMap
 from loopscope.tasks.letters import NAMES, Letter, prompt
 from loopscope.tasks.letters.pairs import SETS, Pair, check_aligned, pairs
@@ -54,104 +67,14 @@ FEWEST = 2
 NEW = 16
 """Tokens that a name is generated with."""
 
-BASE, SOURCE, REFERENCE = "base", "source", "reference"
-"""Inputs of a pair: its two questions, and the base's rules with the start that leads to E."""
-
-LAYER = "layer "
-"""What rows of the restoration test are called that put back the chosen heads of one layer, before its number."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The heads that are patched, in which loops, those they are compared with, and the late layers of the model."""
-
-    heads: Heads
-    comparison: Heads
-    complement: Heads
-    late: Heads
-    loops: tuple[int, ...]
-
-    @classmethod
-    def of(cls, heads: Heads, model: LanguageModel, loops: Iterable[int], late: Iterable[int] | None = None) -> Chosen:
-        """The comparisons of some heads; InputError for heads or loops that the model has not."""
-        heads.check(model)
-        used = tuple(loops)
-        if not used or not set(used) <= set(range(1, model.loops + 1)):
-            raise InputError(f"loops {list(used)} do not exist: the model makes loops 1..{model.loops}")
-        layers = late_layers(len(model.layers)) if late is None else late
-        every = Heads.every(heads.by_layer, model.heads)
-        return cls(heads, heads.comparison(model.heads), every - heads, Heads.every(layers, model.heads), used)
-
-    @classmethod
-    def selected(cls, selection: Selection, model: LanguageModel) -> Chosen:
-        """Those of a selection."""
-        return cls.of(selection.heads, model, selection.loops, selection.late)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One row of a test: a program on one of a pair's inputs; `whole` rows are also generated.
-
-    `like` names a condition whose logits this one must have, up to rounding.
-    """
-
-    program: Program
-    input: str = BASE
-    whole: bool = False
-    like: str = ""
-
 
 def conditions(test: str, loops: int, chosen: Chosen | None) -> dict[str, Condition]:
     """The rows of a test by name; without chosen heads, those that patch nothing.  InputError for an unknown test."""
     if test not in TESTS:
         raise InputError(f"there is no test {test!r}, only {', '.join(TESTS)}")
     if test == STEERING:
-        return _steering(loops, chosen)
-    return _content(loops, chosen) if test == CONTENT else _restoration(loops, chosen)
-
-
-def _steering(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
-    plain, steered = F**loops, between(MAP_NAME, loops)
-    found = {"unsteered": Condition(plain, whole=True), "steered": Condition(steered, whole=True)}
-    if chosen is None:
-        return found
-    every = range(2, loops + 1)
-
-    def rescue(heads: Heads, source: Run, component: str = "pattern", at: Iterable[int] = chosen.loops) -> Program:
-        return heads.patch(plain, component, source, at)
-
-    def damage(heads: Heads, at: Iterable[int] = chosen.loops) -> Program:
-        return heads.patch(steered, "pattern", Run(plain), at)
-
-    heads, donor = chosen.heads, Run(steered)
-    found |= {
-        "rescue": Condition(rescue(heads, donor), whole=True),
-        "damage": Condition(damage(heads), whole=True),
-        "outputs": Condition(rescue(heads, donor, "z")),
-        "values": Condition(rescue(heads, donor, "v"), whole=True),
-        "unrelated": Condition(rescue(heads, Run(steered, SOURCE)), whole=True),
-        "wrong loop": Condition(_wrong_loop(plain, heads, chosen.loops, steered), whole=True),
-        "late rescue": Condition(rescue(chosen.late, donor, at=every)),
-        "late damage": Condition(damage(chosen.late, every)),
-        "self-pattern": Condition(rescue(heads, Run(plain)), like="unsteered"),
-        "self-output": Condition(rescue(heads, Run(plain), "z"), like="unsteered"),
-    }
-    for name, others in (("comparison", chosen.comparison), ("complement", chosen.complement)):
-        if others:
-            found[name] = Condition(rescue(others, donor), whole=name == "comparison")
-            found[f"{name} damage"] = Condition(damage(others))
-    return found
-
-
-def _wrong_loop(
-    program: Program, heads: Heads, loops: Iterable[int], donor: Program, given: str | None = None
-) -> Program:
-    """Patterns of another loop of the donor: of the next one; for the last, of loop 2, or of 1 where 2 is the last."""
-    last = donor.calls
-    for loop in loops:
-        other = loop + 1 if loop < last else 2 if last > 2 else 1
-        program = heads.patch(program, "pattern", Run(donor, given, other), [loop])
-    return program
+        return steering(F**loops, between(MAP_NAME, loops), chosen, range(2, loops + 1))
+    return _content(loops, chosen) if test == CONTENT else restoration(between(MAP_NAME, loops), chosen)
 
 
 def _content(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
@@ -168,34 +91,13 @@ def _content(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
         "pattern": crossed(heads, "pattern", donor, whole=True),
         "output": crossed(heads, "z", donor, whole=True),
         "values": crossed(heads, "v", donor, whole=True),
-        "wrong loop": Condition(_wrong_loop(steered, heads, chosen.loops, steered, SOURCE), whole=True),
+        "wrong loop": Condition(wrong_loop(steered, heads, chosen.loops, steered, SOURCE), whole=True),
         "self-pattern": crossed(heads, "pattern", own, like=BASE),
         "self-output": crossed(heads, "z", own, like=BASE),
     }
     if chosen.comparison:
         found["comparison pattern"] = crossed(chosen.comparison, "pattern", donor, whole=True)
         found["comparison output"] = crossed(chosen.comparison, "z", donor, whole=True)
-    return found
-
-
-def _restoration(loops: int, chosen: Chosen | None) -> dict[str, Condition]:
-    steered = between(MAP_NAME, loops)
-    found = {"clean": Condition(steered, whole=True), REFERENCE: Condition(steered, REFERENCE)}
-    if chosen is None:
-        return found
-    affected = Heads((*chosen.heads, *chosen.complement))
-    replaced = affected.patch(steered, "q", Run(steered, REFERENCE), chosen.loops)
-
-    def restored(heads: Heads) -> Program:
-        return heads.patch(replaced, "z", Run(steered), chosen.loops)
-
-    found["replaced"] = Condition(replaced, whole=True)
-    found["selected"] = Condition(restored(chosen.heads), whole=True)
-    if chosen.comparison:
-        found["comparison"] = Condition(restored(chosen.comparison), whole=True)
-    for layer in chosen.heads.by_layer:
-        found[f"{LAYER}{layer}"] = Condition(restored(chosen.heads.of_layer(layer)))
-    found["all"] = Condition(restored(affected), whole=True, like="clean")
     return found
 
 
@@ -241,7 +143,7 @@ class Measured:
     forwards: float = 0.0
 
 
-def answer_tokens(tokenizer: Speaks) -> tuple[int, ...]:
+def answer_tokens(tokenizer: ChatTokenizer) -> tuple[int, ...]:
     """The first token of each of the NAMES as an answer; InputError where two begin alike."""
     first = {name: tokenizer.encode(name, special=False)[0] for name in NAMES}
     if len(set(first.values())) < len(NAMES):
@@ -249,7 +151,7 @@ def answer_tokens(tokenizer: Speaks) -> tuple[int, ...]:
     return tuple(first.values())
 
 
-def question_tokens(tokenizer: Speaks, letters: Sequence[Letter]) -> Int[Tensor, "letters T"]:
+def question_tokens(tokenizer: ChatTokenizer, letters: Sequence[Letter]) -> Int[Tensor, "letters T"]:
     """Questions as chat prompts; InputError where they are not of one length."""
     return together([asked(tokenizer, prompt(letter)) for letter in letters])
 
@@ -264,7 +166,7 @@ def first_pairs(name: str, count: int | None) -> tuple[Pair, ...]:
     return there[:count]
 
 
-def discovery(tokenizer: Speaks, name: str) -> tuple[Int[Tensor, "pairs T"], Int[Tensor, " pairs"]]:
+def discovery(tokenizer: ChatTokenizer, name: str) -> tuple[Int[Tensor, "pairs T"], Int[Tensor, " pairs"]]:
     """What heads are chosen on: the base questions of a set, and the first tokens of their answers.
 
     InputError for the sets of the three tests.
@@ -284,14 +186,14 @@ def _others() -> str:
 @torch.no_grad()
 def measure(
     model: LanguageModel,
-    tokenizer: Speaks,
+    tokenizer: ChatTokenizer,
     step: TokenMap,
     test: str,
     chosen: Chosen | None,
     *,
     count: int | None = None,
     batch: int = 16,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> Measured:
     """One test on the first `count` pairs of its set, by default all.
 
@@ -350,7 +252,7 @@ def names_of(tokens: Int[Tensor, " B"], first: tuple[int, ...]) -> UInt8[Tensor,
     return torch.tensor([known.get(token, OTHER) for token in tokens.tolist()], dtype=torch.uint8)
 
 
-def _whole(tokenizer: Speaks, tokens: Sequence[int]) -> int:
+def _whole(tokenizer: ChatTokenizer, tokens: Sequence[int]) -> int:
     """Who a generation names, up to case and what may stand around a name."""
     if len(tokens) == NEW:
         return TRUNCATED

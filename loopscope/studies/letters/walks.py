@@ -14,9 +14,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from loopscope.measure.heads import MAP_NAME
-from loopscope.measure.replies import Log, Speaks, answers_name
-from loopscope.models.passes import LanguageModel, states
+from loopscope.log import Log, silent
+from loopscope.measure.replies import ChatTokenizer, answers_name
+from loopscope.measure.searching import MAP_NAME
+from loopscope.models.passes import LanguageModel, one_pass
 from loopscope.models.placement import between
 from loopscope.program import F
 from loopscope.protocol import TokenMap, device_of
@@ -25,11 +26,11 @@ from loopscope.tasks.letters import HELD_OUT_TEMPLATE, NAMES, Letter
 from loopscope.tasks.letters.training import BACKBONE, MAP
 
 WALKS = "walks"
-LONGEST, TRAINED = MAP.deepest, BACKBONE.deepest
+LONGEST, TRAINED_DEPTH = MAP.deepest, BACKBONE.deepest
 """Transfers that are asked for, and those that backbones were trained on, in as many loops."""
 
 TEMPLATES = (0, HELD_OUT_TEMPLATE)
-LETTERS = 64
+GRAPHS = 64
 """Graphs that are asked about."""
 
 
@@ -42,12 +43,12 @@ def walk_letters(template: int, count: int) -> list[Letter]:
 @torch.no_grad()
 def measure_walks(
     model: LanguageModel,
-    tokenizer: Speaks,
+    tokenizer: ChatTokenizer,
     step: TokenMap,
     *,
-    count: int = LETTERS,
+    count: int = GRAPHS,
     batch: int = 32,
-    log: Log = lambda _: None,
+    log: Log = silent,
 ) -> dict[str, UInt8[Tensor, "letters loops"]]:
     """By `answers_name`, for `walk_letters`: after how many transfers the person named has the letter, or OTHER."""
     programs = {False: F**model.loops, True: between(MAP_NAME, model.loops)}
@@ -61,8 +62,8 @@ def measure_walks(
             some = asked[start : start + batch]
             tokens, away = question_tokens(tokenizer, some).to(device_of(model)), _away(some)
             for steered, program in programs.items():
-                at = states(model, tokens, program, maps={MAP_NAME: step})
-                likeliest = [model.read(at[f"h{loop}"][:, -1]).argmax(-1) for loop in range(1, model.loops + 1)]
+                seen = one_pass(model, tokens, program, maps={MAP_NAME: step})
+                likeliest = [seen.read(f"h{loop}", -1).argmax(-1) for loop in range(1, model.loops + 1)]
                 named = torch.stack([names_of(each, first) for each in likeliest], 1)
                 parts[steered].append(away.gather(1, named.long()))
         found |= {answers_name(template, steered): torch.cat(several) for steered, several in parts.items()}

@@ -55,7 +55,7 @@ PIECE = 10**9
 
 
 @dataclass(frozen=True)
-class Plan:
+class Scope:
     """What to measure: lengths as first, last, step (None: not at all), and how many strings of each.
 
     `heat`: lengths and loops 1 to this, 0 for none.  `check`: lengths that are run in fp32, too, with the strings of
@@ -86,16 +86,16 @@ def measure(model: LoopedTransformer, step: TokenMap | None, seed: int, **settin
     - `near`, `far`, `check`: as `measure_bands`, for lengths first, first + step, ..., last; `check` is in fp32.
     - `heat`: as `measure_heat`.
 
-    Settings are those of `Plan`.  Runs where the model is.  The lengths and the number of strings are among the counts,
-    so that a smaller grid shows.
+    Settings are those of `Scope`.  Runs where the model is.  The lengths and the number of strings are among the
+    counts, so that a smaller grid shows.
     """
-    plan, parts = Plan(**settings), {}
+    scope, parts = Scope(**settings), {}
     own = PER_BACKBONE * seed
-    for part, lengths, strings, base in plan.bands:
-        first, precision = base + own * (part != FAR), plan.products if part != CHECK else "fp32"
+    for part, lengths, strings, base in scope.bands:
+        first, precision = base + own * (part != FAR), scope.products if part != CHECK else "fp32"
         parts[part] = measure_bands(model, step, lengths, strings, first, precision)
-    if plan.heat:
-        parts[HEAT] = measure_heat(model, step, plan.heat, plan.heat_strings, HEAT_BASE + own, plan.products)
+    if scope.heat:
+        parts[HEAT] = measure_heat(model, step, scope.heat, scope.heat_strings, HEAT_BASE + own, scope.products)
     return parts
 
 
@@ -172,18 +172,18 @@ def right_strings(
 
 def pieces(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Settings of `measure` that together measure what these do, each at a cost of about `PIECE`; see `whole`."""
-    plan = Plan(**settings)
-    if sum(calls_of_tokens(lengths, strings) for _, lengths, strings, _ in plan.bands) <= PIECE:
+    scope = Scope(**settings)
+    if sum(calls_of_tokens(lengths, strings) for _, lengths, strings, _ in scope.bands) <= PIECE:
         return [dict(settings)]
     nothing: dict[str, Any] = {"near": None, "far": None, "heat": 0}
-    fast = nothing | ({} if plan.products == "fp32" else {"products": plan.products})
+    fast = nothing | ({} if scope.products == "fp32" else {"products": scope.products})
     found = []
-    for part, lengths, strings, _ in plan.bands:
+    for part, lengths, strings, _ in scope.bands:
         size = {"far_strings" if part == FAR else "strings": strings}
         for cut in _cut(lengths, strings):
             found.append((nothing if part == CHECK else fast) | {part: [cut[0], cut[-1], lengths.step]} | size)
-    if plan.heat:
-        found.append(fast | {"heat": plan.heat, "heat_strings": plan.heat_strings})
+    if scope.heat:
+        found.append(fast | {"heat": scope.heat, "heat_strings": scope.heat_strings})
     return found
 
 
@@ -286,8 +286,8 @@ def _right_by_loop(
                 state = cohort.call(state, size, again=not condition)
                 states[condition] = state
                 if call in loops:
-                    told = cohort.read(cohort.settle(state)[:, places]).argmax(-1).view(-1, 2)
-                    right[call - loops.start, condition] = (told == expected).all(-1)
+                    answered = cohort.read(cohort.settle(state)[:, places]).argmax(-1).view(-1, 2)
+                    right[call - loops.start, condition] = (answered == expected).all(-1)
     if not all(bool(cohort.settle(state).isfinite().all()) for state in states):
         raise InputError(f"states of {longest} bits are not finite after {loops.stop - 1} calls in {precision}")
     return right.cpu().unflatten(-1, (len(lengths), strings))

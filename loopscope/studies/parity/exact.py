@@ -88,7 +88,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Told:
+class Score:
     """How many strings are right at t = n, of how many, and the share right over all 21 loops around it."""
 
     right: int
@@ -107,8 +107,8 @@ class Compared:
 
     length: int
     condition: str
-    exact: Told
-    counted: Told | None
+    exact: Score
+    counted: Score | None
 
     @property
     def same(self) -> bool:
@@ -122,13 +122,13 @@ def compared(exact: Counts, counts: Counts | None = None) -> list[Compared]:
     for length in sorted(exact, key=int):
         for condition, right in zip(CONDITIONS, exact[length][RIGHT], strict=False):
             strings = right.shape[-1]
-            told = Told(int(right[REACH].sum()), strings, float(right.double().mean()))
+            scored = Score(int(right[REACH].sum()), strings, float(right.double().mean()))
             beside = None if counts is None else _counted(counts, int(length), condition, strings)
-            found.append(Compared(int(length), condition, told, beside))
+            found.append(Compared(int(length), condition, scored, beside))
     return found
 
 
-def _counted(counts: Counts, length: int, condition: str, strings: int) -> Told | None:
+def _counted(counts: Counts, length: int, condition: str, strings: int) -> Score | None:
     """The first half of the strings in fp16, or all where more than that were run."""
     if FAR not in counts:
         return None
@@ -138,18 +138,18 @@ def _counted(counts: Counts, length: int, condition: str, strings: int) -> Told 
         return None
     halves, sizes = far["right"][place, :, at][:, 0], far["strings"].tolist()
     right, size = (halves[0], sizes[0]) if strings <= sizes[0] else (halves.sum(0), sum(sizes))
-    return Told(int(right[REACH]), size, float(right.double().mean()) / size)
+    return Score(int(right[REACH]), size, float(right.double().mean()) / size)
 
 
 def table(exact: Counts, counts: Counts | None = None) -> Table:
     """Both precisions side by side: `parity.precision`."""
     rows = []
     for each in compared(exact, counts):
-        for precision, told in ((EXACT, each.exact), (COUNTED, each.counted)):
-            if told is not None:
+        for precision, scored in ((EXACT, each.exact), (COUNTED, each.counted)):
+            if scored is not None:
                 label = f"{each.length} bits, {each.condition}, {precision}"
                 at: At = {"length": each.length, "condition": each.condition, "precision": precision}
-                rows.append(Quantity("parity.precision", label, told.share, told.strings, None, at))
+                rows.append(Quantity("parity.precision", label, scored.share, scored.strings, None, at))
     return Table("parity.precision", "Beyond 500 bits: fp32 beside fp16", rows, NOTE)
 
 

@@ -168,27 +168,15 @@ def at_exit(counts: Counts, first: int, last: int, backbone: int | None = None) 
     }
 
 
-def claim_gain(cohort: Mapping[str, Counts], published: Mapping[str, int] | None = None) -> dict[str, Quantity]:
-    """J minus native over lengths 101-500, by backbone; `published` names the published backbone to put beside each."""
-    known = published or {}
-    return {name: at_exit(counts, *GAINED, known.get(name))[GAIN] for name, counts in cohort.items()}
+def gains_of(cohort: Mapping[str, Counts]) -> dict[str, Quantity]:
+    """J minus native over lengths 101-500, by backbone."""
+    return {name: at_exit(counts, *GAINED)[GAIN] for name, counts in cohort.items()}
 
 
 def gains_most(cohort: Mapping[str, Counts]) -> str:
     """The backbone that gains most by J over 101-500: the one whose far lengths a claim is about."""
-    gains = claim_gain(cohort)
+    gains = gains_of(cohort)
     return max(gains, key=lambda name: gains[name].estimate.value)
-
-
-def claim_limit(
-    cohort: Mapping[str, Counts], published: Mapping[str, int] | None = None
-) -> tuple[str, dict[str, Quantity]]:
-    """The backbone that gains most over 101-500, and its accuracy over 505-1000: native, J, J minus native.
-
-    InputError where its far lengths were not measured.
-    """
-    most = gains_most(cohort)
-    return most, at_exit(cohort[most], *LIMIT, (published or {}).get(most))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from jaxtyping import Complex, Float, Int
 from numpy.typing import ArrayLike
 
 from loopscope.errors import InputError
-from loopscope.stats import Estimate, Line, Seed, as_floats, fit_line, moving_block_bootstrap
+from loopscope.resampling import Seed
+from loopscope.stats import Estimate, Line, as_floats, fit_line, moving_block_bootstrap
 
 PERIOD = 4.0
 """Loops after which a parity readout repeats: the paper's period of the accuracy bands."""

@@ -17,7 +17,7 @@ from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.figures import Line, lines_in_panels
-from loopscope.studies.report.images import Square, loop_maps
+from loopscope.studies.report.heat import Square, loop_maps
 
 STAGED = (20.0, 40.0)
 """Grey: lengths that maps were trained on."""
@@ -187,8 +187,8 @@ def _nowhere(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]
         for each in found
         if each.estimator == "robust" and not each.lies_somewhere
     ]
-    told = "No line says where right answers lie, and no drift is given, for (coherence, 1 at most)"
-    return [f"{told} {'; '.join(said)}."] if said else []
+    text = "No line says where right answers lie, and no drift is given, for (coherence, 1 at most)"
+    return [f"{text} {'; '.join(said)}."] if said else []
 
 
 def _slips(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
@@ -199,8 +199,8 @@ def _slips(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
         for each in found
         if each.estimator == "robust" and each.slips
     ]
-    told = "The paper's estimator puts lengths on another period than the robust one:"
-    return [f"{told} {'; '.join(said)}."] if said else []
+    text = "The paper's estimator puts lengths on another period than the robust one:"
+    return [f"{text} {'; '.join(said)}."] if said else []
 
 
 def _exits(made: Mapping[str, Sequence[Table]]) -> list[Grid]:

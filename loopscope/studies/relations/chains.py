@@ -322,28 +322,6 @@ def share(seen: Outcomes, name: str, condition: str, *, minus: str | None = None
     return Quantity(id, label, _estimate(hits, other), n, published, {"lengths": name, "condition": condition})
 
 
-# ---- claims ----------------------------------------------------------------------------------------------------------
-
-
-def claim_inside(predictions: Predictions) -> tuple[Quantity, Quantity]:
-    """Lengths 4-16 without a map (at most 10 %, it says) and with J (at least 95 %), in the mean of the fits."""
-    seen = outcomes(predictions)
-    return share(seen, INSIDE, NATIVE, paper=True), share(seen, INSIDE, FINAL, paper=True)
-
-
-def claim_beyond(predictions: Predictions) -> tuple[Quantity, Quantity, Quantity]:
-    """Lengths 17-24 with J, how far they are below 4-16 (above 0, it says), and 25-32 (at most 10 %)."""
-    seen = outcomes(predictions)
-    near, far = (share(seen, name, FINAL, paper=True) for name in (BEYOND, FAR))
-    final = seen.conditions[FINAL]
-    inside, beyond = (final[:, seen.places(RANGES[name])] for name in (INSIDE, BEYOND))
-    if not inside.numel():
-        raise InputError(f"{INSIDE}, {FINAL} was not measured; there are {seen.size}")
-    published = _published(FINAL, RANGES[INSIDE]) - _published(FINAL, RANGES[BEYOND])
-    label, fall = f"{INSIDE} minus {BEYOND}, {FINAL}", _estimate(inside, beyond)
-    return near, Quantity("chains.decline", label, fall, near.n, published), far
-
-
 def _estimate(
     hits: Bool[Tensor, "maps lengths queries"], minus: Bool[Tensor, "others some queries"] | None = None
 ) -> Estimate:

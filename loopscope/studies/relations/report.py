@@ -10,8 +10,8 @@ from loopscope.studies.evidence import Evidence
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.relations import chains
+from loopscope.studies.relations.claims import chained
 from loopscope.studies.relations.experiments import CHAINS
-from loopscope.studies.relations.judges import chained
 from loopscope.studies.report.contents import Figure, Grid, Section
 from loopscope.studies.report.figures import Line, curves, lines_in_panels
 

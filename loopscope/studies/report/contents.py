@@ -110,6 +110,7 @@ class LedgerRow:
 
     `where` is the paper's section; `n` counts instances; `short` is the claim without its condition.
     `asides` stand beside the number: failed controls, remarks, what models gave that the verdict does not rest on.
+    `failing` are the controls that failed alone, which stand wherever the row is told.
     `protocol` is the label of how it was measured, `changed` what it differs in, `numerics` what changes no label.
     A row that is not `counted` is no claim of the paper.
     """
@@ -132,6 +133,7 @@ class LedgerRow:
     numerics: Sequence[str] = ()
     counted: bool = True
     short: str = ""
+    failing: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """InputError for a verdict or an origin that does not exist."""
@@ -154,7 +156,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Report:
-    """All pages.  The first opens with the first paragraph of `lead` and the figures of `opening`.
+    """All pages.  The first opens with the first paragraph of `lead`, `answer` and the figures of `opening`.
 
     It ends with the other paragraphs, which say how to read it, and with `terms` and what they mean.
     """
@@ -166,6 +168,7 @@ class Report:
     costs: Sequence[Cost] = ()
     opening: Sequence[Figure] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
+    answer: str = ""
 
     @property
     def figures(self) -> list[Figure]:

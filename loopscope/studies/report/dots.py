@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loopscope.quantity import Table
-from loopscope.stats import Estimate
-from loopscope.studies.report.contents import Figure, percent
-from loopscope.studies.report.drawing import (
+from loopscope.plot.canvas import (
     BLUE,
     FAINT,
     INK,
@@ -19,14 +15,17 @@ from loopscope.studies.report.drawing import (
     RULE,
     SERIES,
     WIDE,
-    Axes,
     Canvas,
     canvas,
     check_some,
-    draw,
     heading,
     percent_axis,
 )
+from loopscope.plot.cells import dot
+from loopscope.quantity import Table
+from loopscope.stats import Estimate
+from loopscope.studies.report.contents import Figure, percent
+from loopscope.studies.report.drawing import draw
 
 OURS = "ours, with 95 % interval"
 
@@ -61,12 +60,12 @@ def dots(name: str, title: str, caption: str, groups: Mapping[str, Sequence[Spot
         shares = ", ".join(f"{each} {percent(share.value)} %" for each, share in spot.shares.items())
         return f"{group}, {spot.name}: {shares}{'' if spot.paper is None else f' (paper {percent(spot.paper)})'}"
 
-    told = "; ".join(words(group, spot) for group, spots in groups.items() for spot in spots)
-    return _dots(name, title, caption, list(groups.items()), series, f"{told}.")
+    text = "; ".join(words(group, spot) for group, spots in groups.items() for spot in spots)
+    return _dots(name, title, caption, list(groups.items()), series, f"{text}.")
 
 
 def _dots(
-    name: str, title: str, caption: str, groups: Sequence[tuple[str, Sequence[Spot]]], series: Sequence[str], told: str
+    name: str, title: str, caption: str, groups: Sequence[tuple[str, Sequence[Spot]]], series: Sequence[str], text: str
 ) -> Figure:
     spots = [spot for _, group in groups for spot in group]
     check_some(name, spots)
@@ -92,7 +91,8 @@ def _dots(
                 axes.text(low, at - 0.45, spot.name, va="center_baseline")
             first = at - apart * (len(spot.shares) - 1) / 2 if wide else at
             for lane, (which, share) in enumerate(spot.shares.items()):
-                _dot(axes, first + lane * apart, share, series.index(which))
+                dot(axes, first + lane * apart, share.value, share.low, share.high, series.index(which),
+                    percent(share.value))  # fmt: skip
             if spot.paper is not None:
                 axes.plot(
                     spot.paper, at, "D", markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.2,
@@ -116,17 +116,7 @@ def _dots(
         drawn.legend(loc="outside upper left", ncols=columns, handlelength=1.0, handletextpad=0.4)
         return drawn
 
-    return draw(name, title, caption, told, plot)
-
-
-def _dot(axes: Axes, at: float, share: Estimate, number: int) -> None:
-    """A share with its interval, and as a number at the right."""
-    if math.isnan(share.value):
-        return
-    colour = SERIES[number % len(SERIES)]
-    axes.plot([share.low, share.high], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
-    axes.plot(share.value, at, MARKERS[number % len(MARKERS)], color=colour, markersize=6.5)
-    axes.text(1.035, at, percent(share.value), transform=axes.get_yaxis_transform(), va="center_baseline")
+    return draw(name, title, caption, text, plot)
 
 
 # ---- a search --------------------------------------------------------------------------------------------------------
@@ -192,5 +182,5 @@ def searches(name: str, title: str, caption: str, panels: Mapping[str, Search]) 
         rescue, damage = (percent(share) for share in step.scopes[step.taken])
         return f"{label}, {step.name}: {len(step.scopes)} tried, taken: rescue {rescue} %, damage {damage} %"
 
-    told = "; ".join(words(label, step) for label, search in panels.items() for step in search.steps)
-    return draw(name, title, caption, f"{told}.", plot)
+    text = "; ".join(words(label, step) for label, search in panels.items() for step in search.steps)
+    return draw(name, title, caption, f"{text}.", plot)

@@ -8,121 +8,27 @@ is drawn twice, for the two widths of the page, because text shrunk to a phone c
 from __future__ import annotations
 
 import io
-import math
 import re
-import textwrap
-from collections.abc import Callable, Mapping, Sized
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from xml.etree import ElementTree
 
-from loopscope.errors import InputError
+from loopscope.plot.canvas import LIGHT, NARROW, WIDE, Canvas, FigureCanvasPdf, FigureCanvasSVG, rc_context
 from loopscope.studies.report.contents import Drawings, Figure
 
-# The other modules that draw import matplotlib's names from here, where its absence is explained.
-try:
-    import matplotlib
-    from matplotlib.axes import Axes as Axes
-    from matplotlib.backends.backend_pdf import FigureCanvasPdf
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.colors import LinearSegmentedColormap, to_rgba
-    from matplotlib.figure import Figure as MatplotlibFigure
-    from matplotlib.patches import FancyArrowPatch as FancyArrowPatch
-    from matplotlib.patches import FancyBboxPatch as FancyBboxPatch
-    from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator, PercentFormatter
-except ModuleNotFoundError as error:
-    raise InputError("drawing figures needs matplotlib: pip install 'loopscope[plot]'") from error
-
-Canvas: TypeAlias = MatplotlibFigure
-
-WIDE, NARROW = 720, 328
-"""Widths in CSS pixels: a column of text on a laptop, and a 360-pixel phone without its margins."""
-
-PAPER, INK, FAINT, RULE = "#ffffff", "#1d2125", "#59616b", "#d5d9de"
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#0b5fa5", "#b45309", "#00775a", "#8a3f8f", "#68707a"
-HEAT, ALARM = "#0a4a86", "#c8102e"
-
-THEMED = {
-    PAPER: "paper", INK: "ink", FAINT: "faint", RULE: "rule", BLUE: "blue", ORANGE: "orange", GREEN: "green",
-    PURPLE: "purple", GREY: "grey", HEAT: "heat", ALARM: "alarm",
-}  # fmt: skip
+THEMED = {colour: name for name, colour in asdict(LIGHT).items()}
 """The CSS variable (less its two hyphens) that stands for each colour on the page; style.css defines both themes."""
-
-RAMP = LinearSegmentedColormap.from_list("heat", [to_rgba(HEAT, 0.0), to_rgba(HEAT, 1.0)])
-"""One hue from nothing to full, over whatever the page's background is."""
-
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, GREY, INK)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""Series differ by colour and by marker: no reader needs the colours."""
-
-SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 11.0, "axes.titlesize": 11.5, "axes.labelsize": 11.0, "legend.fontsize": 11.0,
-    "xtick.labelsize": 10.5, "ytick.labelsize": 10.5,
-    "text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "xtick.labelcolor": FAINT,
-    "ytick.labelcolor": FAINT, "axes.edgecolor": RULE, "xtick.color": RULE, "ytick.color": RULE, "grid.color": RULE,
-    "figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.linewidth": 1.0, "grid.linewidth": 0.7,
-    "axes.titlelocation": "left", "axes.titlepad": 5.0, "axes.axisbelow": True, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.handlelength": 1.8, "hatch.linewidth": 0.7,
-}  # fmt: skip
 
 FONTS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 SVG = "http://www.w3.org/2000/svg"
 POINTER = r"url\(#([^)]+)\)"
 
 
-def canvas(width: int, height: int) -> Canvas:
-    """An empty canvas of so many CSS pixels, laid out so that nothing overlaps."""
-    return MatplotlibFigure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-
-
-def percent_axis(axes: Axes, horizontal: bool, low: float = 0.0, high: float = 1.0) -> None:
-    """Shares as percentages, with a light grid along the axis that measures."""
-    axis = axes.xaxis if horizontal else axes.yaxis
-    step = 0.25 if high - low <= 1.0 else 0.5
-    axis.set_major_locator(MultipleLocator(step))
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
-    margin = 0.02 * (high - low)
-    (axes.set_xlim if horizontal else axes.set_ylim)(low - margin, high + margin)
-    axes.grid(True, axis="x" if horizontal else "y")
-    axes.tick_params(length=0)
-
-
-def doubling_axis(axes: Axes, last: int | float) -> None:
-    """Places from 1 to `last` along the horizontal axis, with 1, 2, 4, 8, ... equally far apart."""
-    axes.set_xscale("log", base=2)
-    places = [2**power for power in range(1 + int(math.log2(last)))]
-    axes.set_xticks(places, [str(place) for place in places])
-    axes.set_xticks([], minor=True)
-    axes.tick_params(length=0)
-
-
-def size_axis(axes: Axes) -> None:
-    """Positive sizes along the vertical axis, on a logarithmic scale with a light grid; to be called after drawing."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda size, _: f"{size:g}")
-    axes.grid(True, axis="y")
-    axes.tick_params(length=0)
-
-
-def heading(title: str, width: int, columns: int) -> str:
-    """The title of one of so many panels side by side, in as many lines as it needs."""
-    return textwrap.fill(title, max(8, int(width / columns / 7.5)))
-
-
-def check_some(name: str, given: Sized) -> None:
-    """InputError for a figure without content."""
-    if not len(given):
-        raise InputError(f"figure {name!r} has nothing to draw: at least one entry is needed")
-
-
 def draw(name: str, title: str, caption: str, description: str, plot: Callable[[int], Canvas]) -> Figure:
     """A figure of what `plot` draws for both widths; equal drawings give equal bytes."""
 
     def drawings() -> Drawings:
-        with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
+        with rc_context({**LIGHT.settings, "svg.hashsalt": name}):
             wide, narrow = plot(WIDE), plot(NARROW)
             # Laid out once, not for every format; printed, not saved, as `savefig` would first draw all of it unseen.
             for drawn in (wide, narrow):

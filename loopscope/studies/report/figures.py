@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loopscope.stats import Estimate
-from loopscope.studies.report.contents import Figure, percent
-from loopscope.studies.report.drawing import (
+from loopscope.plot.canvas import (
     BLUE,
     FAINT,
     GREEN,
@@ -30,11 +28,16 @@ from loopscope.studies.report.drawing import (
     Canvas,
     canvas,
     check_some,
+    common_legend,
     doubling_axis,
-    draw,
     heading,
+    panels_of,
     percent_axis,
 )
+from loopscope.plot.cells import line as banded
+from loopscope.stats import Estimate
+from loopscope.studies.report.contents import Figure, percent
+from loopscope.studies.report.drawing import draw
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,8 @@ def stacked_panels(
         )  # fmt: skip
         return drawn
 
-    told = " ".join(f"{label}: {_stack_in_words(answers, labels)}" for label, answers in panels.items())
-    return draw(name, title, caption, told, plot)
+    text = " ".join(f"{label}: {_stack_in_words(answers, labels)}" for label, answers in panels.items())
+    return draw(name, title, caption, text, plot)
 
 
 PARTS, MORE_PARTS = (GREY, BLUE, ORANGE, PURPLE, FAINT), (GREY, BLUE, ORANGE, PURPLE, GREEN, INK)
@@ -179,40 +182,29 @@ def lines_in_panels(
     shown = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
 
     def plot(width: int) -> Canvas:
-        columns = min(len(panels), 2) if width == WIDE else 1
-        rows = -(-len(panels) // columns)
-        drawn = canvas(width, 50 + 225 * rows)
-        grid = drawn.subplots(rows, columns, sharey=True, squeeze=False).flatten()
-        for axes, (label, lines) in zip(grid, panels.items(), strict=False):
+        drawn, grid = panels_of(width, [*panels], x, f"{share}, %")
+        for axes, lines in zip(grid, panels.values(), strict=True):
             if shaded is not None:
                 axes.axvspan(*shaded, color=RULE, alpha=0.55, linewidth=0, zorder=0)
             for line in lines:
                 _line(axes, line, shown.index(line.name), markers=len(line.calls) <= MARKED)
-            axes.set_title(heading(label, width, columns))
-            percent_axis(axes, horizontal=False)
-            axes.set_xlabel(x)
             last = max(place for line in lines for place in line.places)
             if doublings:
                 doubling_axis(axes, last)
             elif last <= COUNTED:
                 axes.set_xticks(range(1, round(last) + 1))
-        for axes in grid[::columns]:
-            axes.set_ylabel(f"{share}, %")
-        for axes in grid[len(panels) :]:
-            axes.remove()
-        handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        drawn.legend(handles.values(), handles, loc="outside upper left", ncols=4 if width == WIDE else 2)
+        common_legend(drawn, grid, 4 if width == WIDE else 2)
         return drawn
 
     def words(label: str, line: Line) -> str:
         every = -(-len(line.calls) // SPOKEN)
         points = list(zip(line.places, line.calls, strict=True))
-        told = ", ".join(f"{percent(each.value)} at {place:g}" for place, each in (*points[:-1:every], points[-1]))
+        values = ", ".join(f"{percent(each.value)} at {place:g}" for place, each in (*points[:-1:every], points[-1]))
         paper = ", ".join(f"{percent(share)} at {place:g}" for place, share in line.paper)
-        return f"{label}, {line.name}: {told}{f' (paper: {paper})' if paper else ''}."
+        return f"{label}, {line.name}: {values}{f' (paper: {paper})' if paper else ''}."
 
-    told = " ".join(words(label, line) for label, lines in panels.items() for line in lines)
-    return draw(name, title, caption, f"Per cent right by {x}. {told}", plot)
+    text = " ".join(words(label, line) for label, lines in panels.items() for line in lines)
+    return draw(name, title, caption, f"Per cent right by {x}. {text}", plot)
 
 
 MARKED, SPOKEN = 40, 12
@@ -228,12 +220,10 @@ def _line(axes: Axes, line: Line, index: int, markers: bool = True) -> None:
     if line.dots:  # one path for all of them, of strokes too short to be seen as such
         axes.plot(*np.array([each for x, y in line.dots for each in ((x, y), (x + 1e-3, y), (x, np.nan))]).T,
                   color=colour, alpha=0.3, linewidth=2.4, solid_capstyle="round")  # fmt: skip
-    axes.fill_between(places, [each.low for each in line.calls], [each.high for each in line.calls],
-                      color=colour, alpha=0.18, linewidth=0)  # fmt: skip
-    axes.plot(places, [each.value for each in line.calls], color=colour,
-              marker=MARKERS[index % len(MARKERS)] if markers else "", markersize=5,
-              linewidth=1.2 if line.control else 2.0, label=line.name, linestyle=(0, (3, 2)) if line.control else "-",
-              markerfacecolor=PAPER if line.control else colour)  # fmt: skip
+    band = [each.low for each in line.calls], [each.high for each in line.calls]
+    banded(
+        axes, places, [each.value for each in line.calls], band, index, line.name, thin=line.control, markers=markers
+    )
     if line.paper:
         axes.plot(*zip(*line.paper, strict=True), "D", markerfacecolor="none", markeredgecolor=colour,
                   markeredgewidth=1.2, markersize=7.5, clip_on=False)  # fmt: skip
@@ -279,24 +269,13 @@ def curves(
     shown = list(dict.fromkeys(series for panel in panels.values() for series in panel))
 
     def plot(width: int) -> Canvas:
-        columns = min(len(panels), 2) if width == WIDE else 1
-        lines = -(-len(panels) // columns)
-        drawn = canvas(width, 40 + 230 * lines)
-        grid = drawn.subplots(lines, columns, sharey=True, sharex="row", squeeze=False).flatten()
-        for unused in grid[len(panels) :]:
-            unused.set_visible(False)
-        for axes, (label, panel) in zip(grid, panels.items(), strict=False):
+        drawn, grid = panels_of(width, [*panels], x, "right, %", height=230, above=40, rows_alike=True)
+        for axes, panel in zip(grid, panels.values(), strict=True):
             for series, points in panel.items():
                 index = shown.index(series)
                 axes.plot(*zip(*points, strict=True), color=SERIES[index % len(SERIES)], linewidth=1.6, label=series,
                           linestyle="-" if index < len(SERIES) else (0, (3, 2)))  # fmt: skip
-            axes.set_title(heading(label, width, columns))
-            percent_axis(axes, horizontal=False)
-            axes.set_xlabel(x if axes in grid[len(panels) - columns : len(panels)] else "")
-        for axes in grid[::columns]:
-            axes.set_ylabel("right, %")
-        handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        drawn.legend(handles.values(), handles, loc="outside upper left", ncols=5 if width == WIDE else 2)
+        common_legend(drawn, grid, 5 if width == WIDE else 2)
         return drawn
 
     words = [

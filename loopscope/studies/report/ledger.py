@@ -1,6 +1,6 @@
 """The ledger in words: how many claims hold at which protocol, and all of it as a Markdown table.
 
-The README shows what `markdown` gives, word for word.
+`docs/ledger.md` shows what `markdown` gives, word for word.
 """
 
 from __future__ import annotations
@@ -50,6 +50,16 @@ def control(each: Control) -> str:
     if each.keeps:
         return f"control fails: the same at {row.label} leaves {count}{paper}"
     return f"control fails: {row.label} gives {each.gives} in {count}{paper}"
+
+
+def failing(verdict: Verdict) -> list[str]:
+    """The controls that failed, a line for each record: those of the effect itself, and of what other records gave."""
+    own = ["; ".join(map(control, verdict.failed))] if verdict.failed else []
+    return own + [
+        f"beside, {', '.join(each.models)}: {each.ours}; {'; '.join(map(control, each.failed))}"
+        for each in verdict.others
+        if each.failed
+    ]
 
 
 def _times(share: float, n: int) -> str:

@@ -7,21 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from loopscope.quantity import Quantity, every
 from loopscope.stats import Estimate
 from loopscope.studies.language.names import how_much, identity, identity_of, in_millions, parameters_of
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record
+from loopscope.studies.registry import LANGUAGE
 from loopscope.studies.report.contents import Grid, Listing
 from loopscope.studies.report.figures import Line
-
-PUBLISHED: Mapping[str, Mapping[str, str]] = {
-    "letters": {"layers": "48", "heads": "16", "width": "2,048", "loops": "4", "boundary": "norm", "J": "dense"},
-    "antonyms": {
-        "layers": "48", "heads": "16", "width": "2,048", "loops": "4", "boundary": "norm", "J": "residual, rank 128",
-    },
-    "iterations": {
-        "layers": "36", "heads": "32", "width": "4,096", "loops": "8", "boundary": "none", "J": "dense",
-    },
-}  # fmt: skip
-"""The model and map of the paper, by experiment."""
 
 INTERVALS = "Intervals are Wilson's, over independent {}."
 
@@ -87,8 +76,8 @@ def models(experiment: str, records: Mapping[str, Sequence[Record]]) -> Listing:
             "asked": "; ".join(dict.fromkeys(map(how_much, found))),
         }  # fmt: skip
     known = LANGUAGE[experiment]
-    lines[published(experiment)] = {"parameters": f"{known.parameters:,}", **PUBLISHED[experiment]}
-    columns = list(dict.fromkeys(column for told in lines.values() for column in told))
+    lines[published(experiment)] = {"parameters": f"{known.parameters:,}", **known.published}
+    columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
     note = "Boundary: what ends a loop, the model's final norm or nothing."
     if old := [label for label, found in records.items() if any(identity_of(each)["version"] == 1 for each in found)]:
         note += f" Identity version 1, known by the SHA-256 of the weights alone: {', '.join(old)}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from importlib import resources
@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from loopscope.errors import InputError
+from loopscope.log import Log, silent
 from loopscope.store.files import draft_beside, make_folder, names_in, read, reporting, sync_folder, write_synced
 from loopscope.store.outputs import found_at, only_writer
 from loopscope.studies.closeness import CHANGED
@@ -40,14 +41,18 @@ PAGE, PAGES, FIGURES = "index.html", "pages", "figures"
 KICKER = '<p class="kicker">Loopscope report</p>'
 """The line by which a page of ours is known."""
 
+EXPLORER = "explorer/index.html"
+"""Where `make explorer` puts the explorer's page, beside the report."""
+
 PLURAL = {HOLDS: "claims hold", FAILS: "claims do not hold", NOT_RUN: "claims not run"}
 
 
-def write_page(report: Report, folder: Path, log: Callable[[str], None] = lambda _: None) -> Path:
+def write_page(report: Report, folder: Path, log: Log = silent) -> Path:
     """Write the pages, and each figure as `folder`/figures/NAME.svg and NAME.pdf; returns the path of the first page.
 
     That is `folder`/index.html; the others lie in `folder`/pages.  All files are written beside their places first and
-    then renamed, the first page last, so what was there before stays until everything is ready.  `log` gets a line
+    then renamed, the first page last, so what was there before stays until everything is ready.  Where the explorer's
+    page lies in `folder`/explorer, the first page has a link to it.  `log` gets a line
     before every figure is drawn.  InputError as `check_page`; StoreError, with nothing new left behind, when the file
     system refuses.
     """
@@ -61,6 +66,7 @@ def write_page(report: Report, folder: Path, log: Callable[[str], None] = lambda
     for name, text in pages(report).items():
         files[folder / name] = text.encode()
     page = folder / PAGE
+    files[page] = html(report, explorer=(folder / EXPLORER).is_file()).encode()
     _publish(page, files)
     return page
 
@@ -94,8 +100,8 @@ def pages(report: Report) -> dict[str, str]:
     return {**{f"{PAGES}/{name}.html": text for name, text in made.items()}, PAGE: html(report)}
 
 
-def html(report: Report) -> str:
-    """The first page as text: the question, the tally, and what each section found."""
+def html(report: Report, explorer: bool = False) -> str:
+    """The first page as text: the question, the tally, and what each section found; `explorer` for a link to it."""
     numbered = count(1)
     ends = len(report.sections) + 1
     opening = "\n".join(_figure(figure, next(numbered)) for figure in report.opening)
@@ -103,9 +109,13 @@ def html(report: Report) -> str:
     return _framed(
         report.title,
         _contents(places, marked=True),
+        '<div class="lead" style="view-timeline-name: --place-0">',
         _paragraphs(report.lead[:1]),
+        f'<p class="finding">{words(report.answer)}</p>' if report.answer else "",
+        f'<p class="further"><a href="{EXPLORER}">See it walk in the explorer</a></p>' if explorer else "",
         _tally(report.ledger),
         f'<div class="opening">\n{opening}\n</div>' if opening else "",
+        "</div>",
         *(
             _overview(section, report.ledger, numbered, at)
             for at, section in enumerate(report.sections)
@@ -190,7 +200,8 @@ def _framed(title: str, contents: str, *parts: str, places: int = 0) -> str:
 </header>
 <details class="contents"><summary>Contents</summary>{contents}</details>
 {content}
-<footer><p>Numbers in brackets are 95 % intervals; n counts instances.</p></footer>
+<footer><p>Numbers in brackets are 95 % intervals; n counts instances. To see the runs themselves, loop by loop:
+<code>loopscope view</code>.</p></footer>
 </main>
 </div>
 </body>
@@ -234,7 +245,7 @@ def _contents(places: Sequence[Place], current: str = "", marked: bool = False) 
     def item(at: int, place: Place) -> str:
         name, address, title = place
         here = ' aria-current="page"' if name == current else ""
-        seen = f' style="animation-timeline: --place-{at}"' if marked and name not in (MAIN, LEDGER, COST) else ""
+        seen = f' style="animation-timeline: --place-{at}"' if marked and name not in (LEDGER, COST) else ""
         return f'<li><a href="{address}"{here}{seen}>{words(title)}</a></li>'
 
     return "<ol>" + "".join(item(at, place) for at, place in enumerate(places)) + "</ol>"
@@ -249,8 +260,8 @@ def _tally(rows: Sequence[LedgerRow]) -> str:
     def item(each: str, said: str) -> str:
         count, changed = found[each, False], found[each, True]
         aside = f'<span class="side">and {changed} at a changed protocol</span>' if changed else ""
-        told = f"<strong>{count}</strong>{verdict(each, f'claim {each}' if count == 1 else said)}{aside}"
-        return f'<li><a href="{PAGES}/{LEDGER}.html#{_slug(each)}">{told}</a></li>'
+        text = f"<strong>{count}</strong>{verdict(each, f'claim {each}' if count == 1 else said)}{aside}"
+        return f'<li><a href="{PAGES}/{LEDGER}.html#{_slug(each)}">{text}</a></li>'
 
     items = "".join(item(*each) for each in PLURAL.items())
     return f'<ul class="tally" aria-label="Claims of the paper, by verdict">{items}</ul>'
@@ -290,16 +301,17 @@ def _overview(section: Section, rows: Sequence[LedgerRow], figures: Iterator[int
 
 
 def _verdicts(section: Section, rows: Sequence[LedgerRow], folder: str) -> str:
-    """The claims that a section decides, each with its verdict, our number and the paper's."""
+    """The claims that a section decides, each with its verdict, our number, the paper's, and controls that failed."""
     by_id = {row.id: row for row in rows}
     items = []
     for row in (by_id[each] for each in section.claims):
         ours = f"ours: {words(row.ours)}; " if row.ours else ""
         protocol = "; at a changed protocol" if row.protocol == CHANGED else "" if row.counted else "; a row of ours"
+        fails = "".join(f'<span class="side">{words(each)}</span>' for each in row.failing)
         items.append(
             f"<li>{verdict(row.verdict)} "
             f'<a href="{folder}{LEDGER}.html#claim-{row.id}">{words(row.short or row.claim)}</a>'
-            f'<span class="side">{ours}paper: {words(row.paper)}{protocol}</span></li>'
+            f'<span class="side">{ours}paper: {words(row.paper)}{protocol}</span>{fails}</li>'
         )
     return f'<ul class="claims" aria-label="Claims decided here">{"".join(items)}</ul>' if items else ""
 

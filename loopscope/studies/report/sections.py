@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from loopscope.log import Log, silent
 from loopscope.studies import parts
 from loopscope.studies.claims import Verdict
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.graph_walk.report.walking import walk_figure
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record
-from loopscope.studies.registry import COHORTS
-from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section
-from loopscope.studies.report.findings import finding
-from loopscope.studies.report.ledger import asides, interval
+from loopscope.studies.registry import COHORTS, LANGUAGE
+from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
+from loopscope.studies.report.ledger import asides, failing, interval
 from loopscope.studies.report.task import task_figure
 
 TITLE = "Shared weights, selected computations: measured again"
@@ -49,18 +49,58 @@ TERMS = {
 """Words of the pages and what they mean."""
 
 
-def report_of(evidence: Evidence, verdicts: Sequence[Verdict], log: Callable[[str], None] = lambda _: None) -> Report:
+def report_of(evidence: Evidence, verdicts: Sequence[Verdict], log: Log = silent) -> Report:
     """All pages.  Sections without records are left out."""
     made, by_id = [], {each.claim.id: each for each in verdicts}
     for name, section in SECTIONS.items():
         log(f"working out {name}")
         if (found := section(evidence)) is not None:
             text = (*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))
-            made.append(replace(found, text=text, finding=found.finding or finding(name, by_id, found.claims)))
-    lead = (*LEAD, *_who(evidence), *_spoken(evidence))
+            made.append(replace(found, text=text, finding=found.finding or finding(found.claims, by_id)))
+    lead = (*LEAD, *_who(evidence), *_language_models(evidence))
     walk = walk_figure(evidence)
     opening = [] if walk is None else [task_figure(), walk]
-    return Report(TITLE, lead, made, [_ledger_row(each) for each in verdicts], _costs(evidence), opening, TERMS)
+    rows = [_ledger_row(each) for each in verdicts]
+    return Report(TITLE, lead, made, rows, _costs(evidence), opening, TERMS, answer(by_id))
+
+
+IN_SHORT = {
+    "target.one": "One more call of the frozen block after the map J_one walks one hop, right in {share} % of walks.",
+    "target.two": "After J_two, from the same state, it walks two, right in {share} %.",
+    "pattern.reroutes": "A head that is made to look where it looked on another graph reads its own graph there in "
+    "{share} %.",
+    "compose.decay": "Put before every call, J_one is still right at the fourth in {share} %.",
+}
+"""What the first screen says of what came out, by claim; as `Claim.finding`, with whatever numbers there are."""
+
+
+def answer(verdicts: Mapping[str, Verdict]) -> str:
+    """The sentences of `IN_SHORT` that have their numbers."""
+    return " ".join(filter(None, (_sentence(verdicts[claim], text) for claim, text in IN_SHORT.items())))
+
+
+UNDECIDED = "The records that are here do not decide it."
+
+
+def finding(claims: Sequence[str], verdicts: Mapping[str, Verdict]) -> str:
+    """The sentences of those of these claims that were measured, or that there are none.
+
+    Where no claim has a sentence, the texts of all are told, with what was measured.
+    """
+    rows = [verdicts[claim] for claim in claims]
+    if not any(each.claim.finding for each in rows):
+        said = [f"{each.claim.text}: {each.ours}." for each in rows if each.ours]
+    else:
+        said = [_sentence(each, each.claim.finding) for each in rows if each.claim.finding]
+    return " ".join(filter(None, said)) or UNDECIDED
+
+
+def _sentence(verdict: Verdict, text: str) -> str:
+    """A sentence with the number of a verdict; nothing where there is none."""
+    share = math.nan if verdict.estimate is None else verdict.estimate.value
+    if math.isnan(share) if "{share}" in text else not verdict.ours:
+        return ""
+    return text.format(share=percent(share), ours=verdict.ours)
 
 
 def _who(evidence: Evidence) -> list[str]:
@@ -78,7 +118,7 @@ def _who(evidence: Evidence) -> list[str]:
     ]
 
 
-def _spoken(evidence: Evidence) -> list[str]:
+def _language_models(evidence: Evidence) -> list[str]:
     """That there are language models, too; nothing where there are none."""
     if not any(record.experiment in LANGUAGE for record in evidence.records):
         return []
@@ -98,6 +138,7 @@ def _ledger_row(verdict: Verdict) -> LedgerRow:
         claim.id, claim.where, f"{claim.text} (holds if {claim.holds_if})", claim.paper, verdict.verdict, verdict.ours,
         interval(verdict), verdict.n, named, verdict.scale, origin, verdict.command,
         asides(verdict), verdict.protocol or "", verdict.changed, verdict.numerics, claim.kind == "paper", claim.text,
+        failing(verdict),
     )  # fmt: skip
 
 

@@ -65,8 +65,8 @@ def _grid(table: Grid, number: int) -> str:
 
 
 def _listing(table: Listing, number: int) -> str:
-    def line(name: str, told: Mapping[str, str]) -> str:
-        return _row(_name(words(name)), *(_cell(words(told.get(each, "")), number=True) for each in table.columns))
+    def line(name: str, cells: Mapping[str, str]) -> str:
+        return _row(_name(words(name)), *(_cell(words(cells.get(each, "")), number=True) for each in table.columns))
 
     head = [(words(table.head), False), *((words(column), True) for column in table.columns)]
     return _boxed(

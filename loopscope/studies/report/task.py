@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from loopscope.studies.report.contents import Figure
-from loopscope.studies.report.drawing import (
+from loopscope.plot.canvas import (
     BLUE,
     FAINT,
     INK,
@@ -17,8 +16,9 @@ from loopscope.studies.report.drawing import (
     FancyArrowPatch,
     FancyBboxPatch,
     canvas,
-    draw,
 )
+from loopscope.studies.report.contents import Figure
+from loopscope.studies.report.drawing import draw
 
 NODES, DEPTH = 10, 8
 POWERS = ("s", "f(s)", "f²(s)", "f³(s)", "f⁴(s)", "f⁵(s)", "f⁶(s)", "f⁷(s)", "f⁸(s)", "")

@@ -6,21 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loopscope.studies.report.contents import Figure
-from loopscope.studies.report.drawing import (
+from loopscope.plot.canvas import (
     FAINT,
     MARKERS,
     PAPER,
     SERIES,
     WIDE,
     Canvas,
-    canvas,
     check_some,
+    common_legend,
     doubling_axis,
-    draw,
-    heading,
+    panels_of,
     size_axis,
 )
+from loopscope.studies.report.contents import Figure
+from loopscope.studies.report.drawing import draw
 
 SPOKEN = 6
 """Points by which a trace is told."""
@@ -61,11 +61,9 @@ def traces(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figu
     shown = list(dict.fromkeys(trace.name for panel in panels for trace in panel.traces))
 
     def plot(width: int) -> Canvas:
-        columns = min(len(panels), 2) if width == WIDE else 1
-        rows = -(-len(panels) // columns)
-        drawn = canvas(width, 50 + 195 * rows)
-        grid = drawn.subplots(rows, columns, squeeze=False).flatten()
-        for axes, panel in zip(grid, panels, strict=False):
+        titles, along = [panel.title for panel in panels], [panel.x for panel in panels]
+        drawn, grid = panels_of(width, titles, along, height=195)
+        for axes, panel in zip(grid, panels, strict=True):
             axes.axhline(1.0, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)))
             for trace in panel.traces:
                 index, points = shown.index(trace.name), trace.points
@@ -75,24 +73,19 @@ def traces(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figu
                 if trace.ring in dict(points):
                     axes.plot(trace.ring, dict(points)[trace.ring], "o", markeredgecolor=colour, markersize=11,
                               markerfacecolor=PAPER, markeredgewidth=1.8)  # fmt: skip
-            axes.set_title(heading(panel.title, width, columns))
-            axes.set_xlabel(panel.x)
             size_axis(axes)
             doubling_axis(axes, max((len(trace.sizes) for trace in panel.traces), default=1))
-        for axes in grid[len(panels) :]:
-            axes.remove()
-        handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        drawn.legend(handles.values(), handles, loc="outside upper left", ncols=4 if width == WIDE else 2)
+        common_legend(drawn, grid, 4 if width == WIDE else 2)
         return drawn
 
-    told = " ".join(_words(panel, trace) for panel in panels for trace in panel.traces)
-    return draw(name, title, caption, told, plot)
+    text = " ".join(_words(panel, trace) for panel in panels for trace in panel.traces)
+    return draw(name, title, caption, text, plot)
 
 
 def _words(panel: Panel, trace: Trace) -> str:
     points = trace.points
     every = max(1, -(-len(points) // SPOKEN))
-    told = [f"{size:.3g} at {place}" for place, size in (*points[:-1:every], *points[-1:])]
+    sizes = [f"{size:.3g} at {place}" for place, size in (*points[:-1:every], *points[-1:])]
     missing = len(trace.sizes) - len(points)
-    told += [f"{missing} of {len(trace.sizes)} cannot be drawn"] if missing else []
-    return f"{panel.title}, {trace.name}: {', '.join(told)}."
+    sizes += [f"{missing} of {len(trace.sizes)} cannot be drawn"] if missing else []
+    return f"{panel.title}, {trace.name}: {', '.join(sizes)}."

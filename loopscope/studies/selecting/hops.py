@@ -4,17 +4,19 @@ The paper infers that J selects among computations that the backbone has learned
 that the backbone's own loops show, and not for others; and it should not work where F has not learned to walk.  So J is
 fitted for k = -1, 0, ..., 4 hops, each from the same h_L with one more call, with the backbone's F and with three
 controls: F's weights permuted, the block and readout of another task, no block at all.  On the main backbone it is also
-restricted to some rows and to smaller ranks (`training.hops` lists all, `training.controls` defines them).
+restricted to some rows and to smaller ranks (`training.cohort.hops` lists all, `training.controls` defines them).
 
 Counted are instances whose nodes f^7(s), ..., f^12(s) are all distinct, so that every answer fits one k at most.  Which
 k are native is decided by the native walk alone (`native`).  k = 0 stands apart: u is in h_L before J comes.
 
-A record holds counts: for every map, the right answers of each graph, and what was answered over all.
+A record holds counts: for every map, the right answers of each graph, and what was answered over all.  One of maps by
+the full budget also holds how its own backbone walks: the same seed trained again, in other company, has other weights
+and may walk otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -26,16 +28,17 @@ from loopscope.errors import InputError
 from loopscope.quantity import At, Quantity, Table
 from loopscope.stats import Tally, cluster_bootstrap
 from loopscope.store.artefacts import load_backbone
-from loopscope.studies.graph_walk.trajectories import Trajectory
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, instances
+from loopscope.studies.graph_walk.trajectories import increments, modes, positions, read_native
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, instances
 from loopscope.tasks.graph_walk import GraphWalk, distinct, start_for, walk
 from loopscope.training.cohort.cohort import Cohort, frozen
 from loopscope.training.cohort.controls import block_of, other_task, steered_logits
 from loopscope.training.cohort.hops import BUDGETS, CONTROLS, HOPS, Budget, Control
 from loopscope.training.cohort.layout import AllStarts
 
-WHERE = "confirmation"
+WHERE, RINGS = "confirmation", "rings"
+POSITIONS = "positions"
 AT_ONCE = 64
 """Graphs that are run at a time, each with all of its starts."""
 
@@ -68,63 +71,69 @@ NOTE = "Share of instances with f^7(s), ..., f^12(s) distinct that answer f^(8+k
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(subject: Subject, where: str = WHERE) -> Predictions:
-    """Counts for every map of `TARGETS` that the subject has, those of each budget apart (see `place`).
+def measure(trained: TrainedModel, where: str = WHERE, rings: str = RINGS) -> Predictions:
+    """Counts for every map of `TARGETS` that the model has, those of each budget apart (see `place`).
 
     - `TARGET right`: uint8 [fits, graphs], instances that count and answer f^(8+k)(s).
     - `TARGET answers`: int32 [fits, 7], over all that count: answers f^7(s), ..., f^12(s), and other nodes.
+    - With maps by the full budget, of `rings`, `positions`: int32 [L + 2, nodes], how often each position on the path
+      is read natively after loop 0, ..., L + 1.
 
-    InputError for a subject without any of these maps.
+    InputError for a model without any of these maps.
     """
     there = {
         control.target(k, budget): (control, budget, k)
         for budget, control, k in product(BUDGETS, CONTROLS, HOPS)
-        if control.target(k, budget) in subject.maps
+        if control.target(k, budget) in trained.maps
     }
     if not there:
-        raise InputError(f"{subject.name} has no map for some number of hops, such as {TARGETS[0]} or {TARGETS[-1]}")
-    at = counted_walks(where, subject.depth, subject.device)
+        raise InputError(f"{trained.name} has no map for some number of hops, such as {TARGETS[0]} or {TARGETS[-1]}")
+    at = counted_walks(where, trained.depth, trained.device)
     graphs, labels = at.clusters.to(at.kept.device)[at.kept], torch.stack([ahead(at, k) for k in HOPS])[:, at.kept]
     found: Predictions = {}
-    for name, nodes in _answers(subject, at, {name: control for name, (control, _, _) in there.items()}).items():
+    for name, nodes in _answers(trained, at, {name: control for name, (control, _, _) in there.items()}).items():
         _, budget, k = there[name]
         which = nodes[:, None, at.kept] == labels  # fits, hops, instances
         right = [graphs[hit].bincount(minlength=at.many) for hit in which[:, HOPS.index(k)]]
         answers = which.sum(-1)
-        told = found.setdefault(place(where, budget), {})
-        told[f"{name} right"] = torch.stack(right).to(torch.uint8).cpu()
-        told[f"{name} answers"] = torch.cat([answers, (len(graphs) - answers.sum(1))[:, None]], 1).int().cpu()
+        kept = found.setdefault(place(where, budget), {})
+        kept[f"{name} right"] = torch.stack(right).to(torch.uint8).cpu()
+        kept[f"{name} answers"] = torch.cat([answers, (len(graphs) - answers.sum(1))[:, None]], 1).int().cpu()
+    if where in found:
+        read = read_native(trained.model, trained.device, rings, trained.loops + 1, trained.depth)
+        counts = [each[each >= 0].bincount(minlength=trained.model.config.classes) for each in positions(read, rings)]
+        found[rings] = {POSITIONS: torch.stack(counts).int()}
     return found
 
 
 @torch.no_grad()
-def _answers(subject: Subject, at: Walks, asked: Mapping[str, Control]) -> dict[str, Int[Tensor, "fits n"]]:
+def _answers(trained: TrainedModel, at: Walks, asked: Mapping[str, Control]) -> dict[str, Int[Tensor, "fits n"]]:
     """The nodes that the maps of every target answer under its control, for all starts of all graphs.
 
     The starts of a graph share what they have in common, and all maps share h_L.
     """
-    model, task = subject.model, GraphWalk(subject.model.config.classes)
-    backbone = Cohort(model.config, frozen(model, subject.device))
-    blocks = {kind: _block(kind, subject) for kind in dict.fromkeys(control.block for control in asked.values())}
+    model, task = trained.model, GraphWalk(trained.model.config.classes)
+    backbone = Cohort(model.config, frozen(model, trained.device))
+    blocks = {kind: _block(kind, trained) for kind in dict.fromkeys(control.block for control in asked.values())}
     found: dict[str, list[Tensor]] = {name: [] for name in asked}
     for part in at.tokens.split(AT_ONCE * task.nodes):
         layout = AllStarts(task, len(part) // task.nodes)
         state = backbone.embed(part[None], layout)
-        for _ in range(subject.loops):
+        for _ in range(trained.loops):
             state = backbone.call(state, layout)
         h = layout.pieces(backbone.settle(state))[0]
         for name, control in asked.items():
             block = blocks[control.block]
-            logits = [steered_logits(h, layout, step, control.rows, backbone, block) for step in subject.maps[name]]
+            logits = [steered_logits(h, layout, step, control.rows, backbone, block) for step in trained.maps[name]]
             found[name].append(torch.stack(logits).argmax(-1))
     return {name: torch.cat(pieces, 1) for name, pieces in found.items()}
 
 
-def _block(kind: str, subject: Subject) -> Cohort | None:
+def _block(kind: str, trained: TrainedModel) -> Cohort | None:
     """What follows J, ready to run; None for nothing."""
     artefact = other_task(kind)
-    model = block_of(kind, subject.model, None if artefact is None else load_backbone(artefact))
-    return None if model is None else Cohort(model.config, frozen(model, subject.device))
+    model = block_of(kind, trained.model, None if artefact is None else load_backbone(artefact))
+    return None if model is None else Cohort(model.config, frozen(model, trained.device))
 
 
 def place(where: str, budget: Budget) -> str:
@@ -155,14 +164,23 @@ def ahead(at: Walks, k: int) -> Int[Tensor, " instances"]:
 # ---- analysis --------------------------------------------------------------------------------------------------------
 
 
-def native(walk: Trajectory, nodes: int) -> tuple[int, ...]:
-    """The hops that the backbone's own loops show: increments of the position read most often.
+def native(increments: Sequence[int | None], loops: int, nodes: int) -> tuple[int, ...]:
+    """The hops that a backbone's own loops show: increments of the position read most often, to loops 1, 2, ...
 
     Those to loops 2, ..., L, as in the choice of mechanism backbones, and that to loop L + 1, which is the call that J
     comes before.  An increment is taken around the ring, so that N - 1 is -1.
     """
-    shown = {step for step in walk.increments[1 : walk.loops + 1] if step is not None}
+    shown = {step for step in increments[1 : loops + 1] if step is not None}
     return tuple(k for k in HOPS if k % nodes in shown)
+
+
+def native_in(predictions: Predictions, facts: ModelFacts) -> tuple[int, ...] | None:
+    """Those of the very backbone that a record is of; None where it does not hold its walk."""
+    if RINGS not in predictions:
+        return None
+    counts = predictions[RINGS][POSITIONS].double()
+    walked = modes(counts / counts.sum(1, keepdim=True))
+    return native(increments(walked, facts.nodes), facts.loops, facts.nodes)
 
 
 @dataclass(frozen=True)
@@ -174,7 +192,7 @@ class Counted:
     eligible: Int[Tensor, " graphs"]
 
     @classmethod
-    def of(cls, predictions: Predictions, facts: Facts, budget: Budget, where: str = WHERE) -> Counted | None:
+    def of(cls, predictions: Predictions, facts: ModelFacts, budget: Budget, where: str = WHERE) -> Counted | None:
         """None where there was no map of this budget."""
         found = predictions.get(place(where, budget))
         if found is None:
@@ -209,7 +227,7 @@ class Counted:
         return shares
 
 
-def tables(predictions: Predictions, facts: Facts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
     """For every control, the share of right answers by k; budgets apart."""
     made = []
     for budget in BUDGETS:

@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loopscope.quantity import Quantity, every
-from loopscope.studies.claims import decided_by
-from loopscope.studies.evidence import Evidence
-from loopscope.studies.records import Record
-from loopscope.studies.registry import EXPERIMENTS
-from loopscope.studies.report.contents import Figure, Grid, Section, percent
-from loopscope.studies.report.drawing import (
+from loopscope.plot.canvas import (
     MARKERS,
     PAPER,
     RULE,
     SERIES,
     WIDE,
     Canvas,
-    canvas,
     check_some,
-    draw,
-    heading,
-    percent_axis,
+    common_legend,
+    panels_of,
 )
+from loopscope.quantity import Quantity, every
+from loopscope.studies.claims import decided_by
+from loopscope.studies.evidence import Evidence
+from loopscope.studies.records import Record
+from loopscope.studies.registry import EXPERIMENTS
+from loopscope.studies.report.contents import Figure, Grid, Section, percent
+from loopscope.studies.report.drawing import draw
 from loopscope.studies.selecting import hops as selecting
+from loopscope.studies.selecting.claims import F_PERMUTED, F_TRAINED, difference, native_hops
 from loopscope.studies.selecting.experiments import SELECTING
 from loopscope.studies.selecting.hops import DECIDING, MOST_RANDOM, PREDICATE, TOLD, WHERE, Counted
-from loopscope.studies.selecting.judges import F_PERMUTED, F_TRAINED, difference, native_hops
 from loopscope.training.cohort.hops import BLOCKS, BUDGETS, HOPS, PARTS, Budget, Control
 
 HOW = (
@@ -72,10 +71,10 @@ class Measured:
 def measured(evidence: Evidence, budget: Budget) -> list[Measured]:
     """Every backbone with maps of this budget, by number of the seed."""
     found = []
-    for name, record in evidence.of(SELECTING, selecting.place(WHERE, budget)).items():
+    for record in evidence.of(SELECTING, selecting.place(WHERE, budget)).values():
         counted = Counted.of(record.predictions, record.facts, budget)
         if counted is not None:
-            found.append(Measured(record, counted, native_hops(evidence, name)))
+            found.append(Measured(record, counted, native_hops(evidence, record)))
     return found
 
 
@@ -106,19 +105,21 @@ def in_words(budget: Budget, found: Sequence[Measured]) -> list[str]:
     names = ", ".join(f"`{each.name}` ({each.walks})" for each in found)
     depth = found[0].record.facts.depth
     start = ", ".join(f"{percent(share)} for k = {k}" for k, share in selecting.returns(WHERE, depth).items())
-    told = [f"By {'the' if budget == 'full' else 'a'} {TOLD[budget]}: {names}; {found[0].counted.n:,} instances each."]
-    told[0] += f" Answering the start s, which comes around on its cycle, would be right in {start} %."
+    sentences = [
+        f"By {'the' if budget == 'full' else 'a'} {TOLD[budget]}: {names}; {found[0].counted.n:,} instances each."
+    ]
+    sentences[0] += f" Answering the start s, which comes around on its cycle, would be right in {start} %."
     if budget == "brief":
-        told[0] += (
+        sentences[0] += (
             " All controls have the same budget, which is not that of the predicate and decides nothing: a map that "
             "fails here might have succeeded with more updates."
         )
     elif missing := [name for name in DECIDING if name not in {each.name for each in found}]:
-        told[0] += f" Not decided: {len(missing)} of {len(DECIDING)} backbones are missing."
+        sentences[0] += f" Not decided: {len(missing)} of {len(DECIDING)} backbones are missing."
     for ks, said in ((HOPS, "all k"), (tuple(k for k in HOPS if k), "k other than 0")):
         if (line := _native_beside_others(found, ks, said)) is not None:
-            told.append(line + _most_permuted(found, ks))
-    return told
+            sentences.append(line + _most_permuted(found, ks))
+    return sentences
 
 
 def _native_beside_others(found: Sequence[Measured], ks: Sequence[int], said: str) -> str | None:
@@ -186,11 +187,8 @@ def by_hops(
     shown = list(dict.fromkeys(series for lines, _ in panels.values() for series in lines))
 
     def plot(width: int) -> Canvas:
-        columns = min(len(panels), 2) if width == WIDE else 1
-        rows = -(-len(panels) // columns)
-        drawn = canvas(width, 90 + 215 * rows)
-        grid = drawn.subplots(rows, columns, sharey=True, squeeze=False).flatten()
-        for axes, (label, (lines, native)) in zip(grid, panels.items(), strict=False):
+        drawn, grid = panels_of(width, [*panels], "k, hops", "right, %", height=215, above=90)
+        for axes, (lines, native) in zip(grid, panels.values(), strict=True):
             for k in native:
                 axes.axvspan(k - 0.45, k + 0.45, color=RULE, alpha=0.55, linewidth=0, zorder=0)
             for series, points in lines.items():
@@ -201,25 +199,17 @@ def by_hops(
                 axes.plot(places, [e.value for e in each], color=colour, label=series, linewidth=0.8,
                           marker=MARKERS[index % len(MARKERS)], markersize=5.5,
                           markerfacecolor=colour if series == F_TRAINED.about else PAPER)  # fmt: skip
-            axes.set_title(heading(label, width, columns))
             axes.set_xticks(HOPS)
             axes.set_xlim(HOPS[0] - 0.6, HOPS[-1] + 0.6)
-            axes.set_xlabel("k, hops")
-            percent_axis(axes, horizontal=False)
-        for axes in grid[::columns]:
-            axes.set_ylabel("right, %")
-        for axes in grid[len(panels) :]:
-            axes.remove()
-        handles = {text: line for axes in grid for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        drawn.legend(handles.values(), handles, loc="outside upper left", ncols=3 if width == WIDE else 1)
+        common_legend(drawn, grid, 3 if width == WIDE else 1)
         return drawn
 
-    told = " ".join(
+    text = " ".join(
         f"{label}, {series}: {', '.join(f'{percent(row.estimate.value)} at {k}' for k, row in points.items())}."
         for label, (lines, _) in panels.items()
         for series, points in lines.items()
     )
-    return draw(name, title, caption, f"Per cent right by k. {told}", plot)
+    return draw(name, title, caption, f"Per cent right by k. {text}", plot)
 
 
 def grids(budget: Budget, found: Sequence[Measured], evidence: Evidence) -> list[Grid]:

@@ -24,7 +24,7 @@ SHOWN = (1, 2, 4, 8, 16, 32, 64)
 """Calls that tables show."""
 
 TOLD = {"one": "one hop", "two": "two hops", "mixed": "mixed strings"}
-TRAINED = (0.93, 8.6)
+MAPPED = (0.93, 8.6)
 """Grey: calls that `rollout` and `strings` maps were trained through."""
 
 LEVEL, TOLD_LEVEL = 0.95, "95 %"
@@ -105,8 +105,11 @@ def finding(each: Measured) -> str:
     if not reach:
         return ""
     best = max(reach, key=lambda family: reach[family])
-    plain = f", where `{PUBLISHED}` maps stay there for {reach[PUBLISHED]}" if PUBLISHED in reach else ""
-    return f"On `{each.name}`, `{best}` maps lead one hop right in {TOLD_LEVEL} for {reach[best]} calls{plain}."
+    plain = f"; maps fitted as `{PUBLISHED}`, for {reach[PUBLISHED]}" if PUBLISHED in reach else ""
+    return (
+        f"On `{each.name}`, maps fitted as `{best}` lead one hop in at least {TOLD_LEVEL} of walks for "
+        f"{reach[best]} calls in a row{plain}."
+    )
 
 
 def aim(found: Sequence[Measured]) -> str:
@@ -114,7 +117,7 @@ def aim(found: Sequence[Measured]) -> str:
     wanted = " and ".join(f"{100 * share:.0f} % at call {call}" for call, share in AIM.items())
     said = f"The aim, which is ours and no claim of the paper: on at least one backbone, one hop right in {wanted}."
     tried = {
-        (each.name, family): lasting.claim_lasts(each.record.predictions, each.record.facts, family)
+        (each.name, family): {call: each.row(family, "one", call) for call in AIM}
         for each in found
         if each.counted.calls >= max(AIM)
         for family in each.families("one")
@@ -131,58 +134,58 @@ def aim(found: Sequence[Measured]) -> str:
 
 
 def _numbers(name: str, family: str, rows: Mapping[int, Quantity]) -> str:
-    told = (
+    numbers = (
         f"{percent(row.estimate.value)} [{percent(row.estimate.low)}, {percent(row.estimate.high)}] % at call {call}"
         for call, row in rows.items()
     )
-    return f"`{family}` on `{name}`, {', '.join(told)}"
+    return f"`{family}` on `{name}`, {', '.join(numbers)}"
 
 
 def graphs_and_fits(found: Sequence[Measured]) -> str:
     """On how many graphs, strings and fits each backbone was measured."""
     there, strings = len(population(INDEPENDENT).rows), len(long_strings()["mixed"])
-    told = []
+    parts = []
     for each in found:
         counted = each.counted
         fits: dict[str, int] = {}
         for family, kind in counted.measured:
             fits[family] = max(fits.get(family, 0), len(counted.found[f"{family} {kind} right"]))
-        told.append(
+        parts.append(
             f"`{each.name}`: {counted.at.many} of {there} graphs of `{INDEPENDENT}` ({counted.kept:,} instances with "
             f"five distinct labels), {len(counted.strings('mixed'))} of {strings} mixed strings, fits: "
             + ", ".join(f"{family} {number}" for family, number in fits.items())
         )
-    return f"Measured on {'; '.join(told)}."
+    return f"Measured on {'; '.join(parts)}."
 
 
 def reaches(found: Sequence[Measured]) -> str:
     """Up to which call each family keeps control."""
-    told = []
+    parts = []
     for each in found:
         families = dict.fromkeys(family for family, _ in each.counted.measured)
         reach = {
             family: [str(each.reach(family, kind)) if family in each.families(kind) else "-" for kind in KINDS]
             for family in families
         }
-        told.append(f"`{each.name}`: " + ", ".join(f"{family} {'/'.join(calls)}" for family, calls in reach.items()))
+        parts.append(f"`{each.name}`: " + ", ".join(f"{family} {'/'.join(calls)}" for family, calls in reach.items()))
     kinds = "/".join(TOLD.values())
-    return f"Calls for which accuracy stays at {TOLD_LEVEL} or above ({kinds}): {'; '.join(told)}."
+    return f"Calls for which accuracy stays at {TOLD_LEVEL} or above ({kinds}): {'; '.join(parts)}."
 
 
 def checks(found: Sequence[Measured], evidence: Evidence) -> list[str]:
     """How what was measured just now on a part agrees with the records that are shown."""
     parts = {record.facts.name: record for record in evidence.in_part if record.experiment == LASTING}
-    told = []
+    sentences = []
     for each in found:
         if (record := parts.get(each.name)) is not None:
             part = Counted.of(record.predictions, record.facts)
             same, there = lasting.same_counts(part, each.counted)
-            told.append(
+            sentences.append(
                 f"A check: on the first {part.at.many} graphs, `{each.name}` was measured again. Of {there:,} counts "
                 f"of right answers on a graph at a call, {same:,} are those of the stored record; where control is "
                 "lost, rounding decides."
             )
-    return told
+    return sentences
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -200,7 +203,7 @@ def _by_call(each: Measured) -> Figure:
         "`rollout` and `strings` maps were trained through."
     )
     title = f"Control by call, {each.name}"
-    return lines_in_panels(f"lasting-{each.name}", title, caption, panels, "call", TRAINED, doublings=True)
+    return lines_in_panels(f"lasting-{each.name}", title, caption, panels, "call", MAPPED, doublings=True)
 
 
 def _line(each: Measured, family: str, kind: str) -> Line:
@@ -283,21 +286,21 @@ def limiting(found: Sequence[Measured], kind: str) -> Listing:
         counted = each.counted
         for family in each.families(kind):
             of = lasting.limits(counted, family, kind)
-            told = {f"calls at {TOLD_LEVEL}": str(each.reach(family, kind))}
+            cells = {f"calls at {TOLD_LEVEL}": str(each.reach(family, kind))}
             for call in sorted({min(8, counted.calls), counted.calls}):
-                told |= {
-                    f"ANSWER, call {call}": _told(of.answer[call] / of.answer[0]),
-                    f"graph rows, call {call}": _told(of.graph[call] / of.graph[0]),
-                    f"moved, call {call}": _told(of.drift[call]),
+                cells |= {
+                    f"ANSWER, call {call}": _size(of.answer[call] / of.answer[0]),
+                    f"graph rows, call {call}": _size(of.graph[call] / of.graph[0]),
+                    f"moved, call {call}": _size(of.drift[call]),
                 }
             if f"{family} {kind} spectrum" in counted.found:
                 seen = lasting.spectrum(counted, family, kind)
-                told |= {
-                    "largest eigenvalue": _told(seen.radius), "above 1": _told(seen.above_one),
-                    "median eigenvalue": _told(seen.median),
+                cells |= {
+                    "largest eigenvalue": _size(seen.radius), "above 1": _size(seen.above_one),
+                    "median eigenvalue": _size(seen.median),
                 }  # fmt: skip
-            lines[f"{each.name}, {family}"] = told
-    columns = list(dict.fromkeys(column for told in lines.values() for column in told))
+            lines[f"{each.name}, {family}"] = cells
+    columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
     note = (
         f"Lengths and distances of rows as shares of their length before the first map, on up to {lasting.LOOKED_AT} "
         "graphs with one start each; eigenvalues of J's linear part by size; mean of fits."
@@ -305,5 +308,5 @@ def limiting(found: Sequence[Measured], kind: str) -> Listing:
     return Listing(f"What may end control, {TOLD[kind]}", columns, lines, note)
 
 
-def _told(size: float) -> str:
+def _size(size: float) -> str:
     return f"{size:.3g}" if math.isfinite(size) else "overflow"

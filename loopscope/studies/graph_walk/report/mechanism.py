@@ -9,7 +9,7 @@ from loopscope.quantity import At, Table, every
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.graph_walk import crossing, learning, matched, switching
+from loopscope.studies.graph_walk import crossing, learning, matched_tables, switching
 from loopscope.studies.graph_walk.experiments import CROSSING, MATCHED, SWITCHING
 from loopscope.studies.records import Record, apart
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
@@ -152,8 +152,8 @@ def matched_section(evidence: Evidence) -> Section | None:
     if not records:
         return None
     predictions, facts = apart(records)
-    found = matched.tables(predictions, facts, paper=len(records) == len(COHORTS["matched"].backbones))
-    pairs = matched.pairs(predictions, facts)
+    found = matched_tables.tables(predictions, facts, paper=len(records) == len(COHORTS["matched"].backbones))
+    pairs = matched_tables.pairs(predictions, facts)
     figures = []
     panels = {
         f"J_{target}": [(pair.final, pair.stepwise) for pair in pairs if pair.target == target]

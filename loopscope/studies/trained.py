@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,12 +10,25 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
+from loopscope.bounds import taken
 from loopscope.errors import InputError
-from loopscope.execute.executor import Result, run
+from loopscope.execute.executor import run
+from loopscope.execute.traces import Result
 from loopscope.maps import AffineMap
 from loopscope.model import LoopedTransformer
 from loopscope.program import Program
-from loopscope.store.artefacts import BACKBONE, MAP, TRAIL, load_backbone, load_fit, load_trail, name_of, recipe_of
+from loopscope.store.artefacts import (
+    BACKBONE,
+    MAP,
+    RESULT,
+    TRAIL,
+    load_backbone,
+    load_fit,
+    load_trail,
+    name_of,
+    recipe_of,
+)
+from loopscope.store.files import damaged
 from loopscope.store.store import Store
 from loopscope.store.zoo import find
 from loopscope.tasks.graph_walk import GraphWalk, advance, all_starts
@@ -31,7 +44,7 @@ class Meter:
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrainedModel:
     """A backbone on one device and its maps: `maps["one"]` lists the fits of J_one, in order.
 
     `depth` is the request that all experiments on graph walks make, the deepest one of training; 0 for other tasks.
@@ -83,16 +96,27 @@ class Subject:
         return rows / (length * len(self.model.layers) * self.loops)
 
 
-def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "", task: str = "graph-walk") -> Subject:
+def load_trained(
+    store: Store,
+    asked: str,
+    device: torch.device,
+    prefix: str = "",
+    task: str = "graph-walk",
+    only: Collection[str] | None = None,
+) -> TrainedModel:
     """The backbone of this name or key and all its maps, by what their recipes are called without `prefix`.
 
-    InputError for a backbone of another task.
+    `only` are the keys of the maps that count, where not all do.  InputError for a backbone of another task.
     """
     backbone = find(store, asked, BACKBONE)
     config = recipe_of(backbone)
     if config["data"]["task"] != task:
         raise InputError(f"{name_of(backbone)} is no {task} backbone: its task is {config['data']['task']}")
-    mine = [fit for fit in store.every(MAP) if fit.manifest.inputs.get(BACKBONE) == backbone.key]
+    mine = [
+        fit
+        for fit in store.every(MAP)
+        if fit.manifest.inputs.get(BACKBONE) == backbone.key and (only is None or fit.key in only)
+    ]
     targets = {fit.key: recipe_of(fit)["name"].removeprefix(prefix) for fit in mine}
     mine.sort(key=lambda fit: fit.manifest.config["fit"])
     maps: dict[str, list[AffineMap]] = {}
@@ -106,7 +130,21 @@ def load_subject(store: Store, asked: str, device: torch.device, prefix: str = "
             passed = load_trail(store, fit)
             trails.setdefault(target, []).append({at: step.to(device) for at, step in passed.items()})
     model = load_backbone(backbone).to(device)
-    return Subject(name_of(backbone), backbone.key, model, maps, config["data"].get("depth", 0), device, keys, trails)
+    return TrainedModel(
+        name_of(backbone), backbone.key, model, maps, config["data"].get("depth", 0), device, keys, trails
+    )
+
+
+def digest_of(store: Store, inputs: Mapping[str, str]) -> str:
+    """The SHA-256 of the selected weights of a record's backbone, which another training of its seed would not have.
+
+    DamagedError where its result does not say it.
+    """
+    artefact = store.open(BACKBONE, inputs[BACKBONE])
+    match artefact.json(RESULT):
+        case {"digests": {"selected": str(selected)}}:
+            return selected
+    raise damaged(artefact.folder / RESULT, "the digest of the selected weights", "something else")
 
 
 @dataclass(frozen=True)
@@ -130,9 +168,9 @@ class Walks:
         return advance(self.graphs, self.current, steps)
 
 
-def walks(where: str, subject: Subject, rule: Rule | None = None) -> Walks:
-    """The instances of a population as the subject is asked about them."""
-    return instances(where, subject.depth, subject.device, rule)
+def walks(where: str, trained: TrainedModel, rule: Rule | None = None) -> Walks:
+    """The instances of a population as the model is asked about them."""
+    return instances(where, trained.depth, trained.device, rule)
 
 
 def instances(where: str, depth: int, device: torch.device, rule: Rule | None = None) -> Walks:
@@ -147,9 +185,7 @@ def instances(where: str, depth: int, device: torch.device, rule: Rule | None = 
 
 def first_graphs(at: Walks, graphs: int | None) -> Walks:
     """All starts of the first graphs (None: of all); InputError for more graphs than there are, or none."""
-    nodes, there = at.graphs.shape[1], at.many
     if graphs is None:
         return at
-    if not 1 <= graphs <= there:
-        raise InputError(f"cannot take {graphs} of {there} graphs (nearest: {min(max(graphs, 1), there)})")
-    return Walks(*(getattr(at, part.name)[: graphs * nodes] for part in fields(at)))
+    instances = taken(graphs, at.many, "graphs") * at.graphs.shape[1]
+    return Walks(*(getattr(at, part.name)[:instances] for part in fields(at)))
