@@ -6,30 +6,42 @@ name it below.
 
 from loopscope.cli import (
     benches,
+    jobs,
     lm,
+    lm_converting,
+    lm_heads,
     lm_patching,
     lm_reproducing,
+    lm_task,
     lm_tests,
     lm_tuning,
     programs,
     quantities,
     reproducing,
+    running,
     stores,
     training,
+    view,
 )
 from loopscope.cli.app import main
 
 __all__ = [
     "benches",
+    "jobs",
     "lm",
+    "lm_converting",
+    "lm_heads",
     "lm_patching",
     "lm_reproducing",
+    "lm_task",
     "lm_tests",
     "lm_tuning",
     "main",
     "programs",
     "quantities",
     "reproducing",
+    "running",
     "stores",
     "training",
+    "view",
 ]

@@ -80,7 +80,7 @@ def _open_what_is_closed() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
-PATHS = ("--store", "--zoo", "--results", "--export", "--out", "--against")
+PATHS = ("--store", "--zoo", "--results", "--export", "--out", "--report", "--against", "--bundle")
 """Options that name a place to read from or write to."""
 
 

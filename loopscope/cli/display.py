@@ -28,12 +28,12 @@ class Display:
 
         self._console = console
         # A column of its own that wraps between words: what is told of a job would squeeze the bar out of its line.
-        doing, told = (rich.TextColumn("{task.description}", markup=False, table_column=Column()) for _ in range(2))
+        doing, words = (rich.TextColumn("{task.description}", markup=False, table_column=Column()) for _ in range(2))
         self._bars = rich.Progress(
             doing, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TextColumn("left"),
             rich.TimeRemainingColumn(), speed_estimate_period=120,
         )  # fmt: skip
-        self._told = rich.Progress(told)
+        self._words = rich.Progress(words)
         self._doing = rich.Progress(rich.SpinnerColumn(), doing, rich.TimeElapsedColumn())
         self._jobs: dict[str, tuple[TaskID, TaskID]] = {}
         self._task: TaskID | None = None
@@ -49,16 +49,23 @@ class Display:
             self._task = self._doing.add_task(doing, total=None)
         self._doing.update(self._task, description=doing)
 
-    def show(self, job: str, description: str, done: int, total: int, told: str) -> None:
-        """Say how far a job is, and `told` about it; after its first word a job keeps its bar."""
-        description, told = plain(description), plain(told)
+    def show(self, job: str, description: str, done: int, total: int, words: str, logged: bool = True) -> None:
+        """Say how far a job is, and `words` about it, unless `logged` on a terminal alone; a job keeps its bar."""
+        description, words = plain(description), plain(words)
         if not self._console.is_terminal:
-            return self._line(f"{description}: {done:,} of {total:,}  {told}".rstrip())
+            return self._line(f"{description}: {done:,} of {total:,}  {words}".rstrip()) if logged else None
         if job not in self._jobs:
-            self._jobs[job] = self._bars.add_task(description, total=total), self._told.add_task("", total=None)
+            self._jobs[job] = self._bars.add_task(description, total=total), self._words.add_task("", total=None)
         bar, line = self._jobs[job]
         self._bars.update(bar, completed=done, description=description)
-        self._told.update(line, description=told, visible=bool(told))
+        self._words.update(line, description=words, visible=bool(words))
+
+    def drop(self, job: str) -> None:
+        """Take a job's bar away."""
+        if job in self._jobs:
+            bar, line = self._jobs.pop(job)
+            self._bars.remove_task(bar)
+            self._words.remove_task(line)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -76,7 +83,7 @@ class Display:
 
             # A new one: one that was stopped would wipe away what was printed since.  Standard output may go elsewhere
             # than to the terminal, so it is left alone.
-            shown = Group(self._bars, self._told, self._doing)
+            shown = Group(self._bars, self._words, self._doing)
             self._live = Live(shown, console=self._console, transient=True, redirect_stdout=False)
             self._live.start()
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def print_ledger(verdicts: Sequence[Verdict], as_table: bool = False) -> None:
-    """A sentence for every claim, under the study it belongs to, then the tally; or all of it as a table."""
+    """A sentence for every claim, with controls that fail, by study, then the tally; or all of it as a table."""
     if as_table:
         return _print_table(verdicts)
     from loopscope.studies.measured import study_of
-    from loopscope.studies.report.ledger import control, summary
+    from loopscope.studies.report.ledger import failing, summary
 
     groups: dict[str, list[Verdict]] = {}
     for each in verdicts:
@@ -28,10 +28,11 @@ def print_ledger(verdicts: Sequence[Verdict], as_table: bool = False) -> None:
         say(study)
         for each in members:
             prose(sentence(each), "    ", "  ")
-            for failed in each.failed:
-                prose(f"{control(failed)}.", "      ", "    ")
+            for failed in failing(each):
+                prose(f"{failed}.", "      ", "    ")
         say("")
-    prose(f"{summary(verdicts)}.")
+    if any(each.claim.kind == "paper" for each in verdicts):
+        prose(f"{summary(verdicts)}.")
     prose(
         "Shares in %, with 95 % intervals or ± SD over backbones. `--table` also has what other records say and what "
         "was changed."
@@ -46,9 +47,9 @@ def sentence(verdict: Verdict) -> str:
     claim = verdict.claim
     changed = ", at a changed protocol" if verdict.protocol == CHANGED else ""
     ours = " (a row of ours, not counted)" if claim.kind == "ours" else ""
-    told = f"{verdict.verdict.capitalize()}{changed}: {claim.text}{ours}."
+    first = f"{verdict.verdict.capitalize()}{changed}: {claim.text}{ours}."
     found = ", ".join(filter(None, (verdict.ours, interval(verdict))))
-    return f"{told} {f'Here {found}; published' if found else 'Published'}: {claim.paper}. [{claim.id}]"
+    return f"{first} {f'Here {found}; published' if found else 'Published'}: {claim.paper}. [{claim.id}]"
 
 
 def _print_table(verdicts: Sequence[Verdict]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -14,38 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from loopscope.bounds import VOCABULARY, whole
-from loopscope.cli.app import AsJson, print_json, prose, say
+from loopscope.cli.app import print_json, prose, say
 from loopscope.cli.display import spinner
-from loopscope.cli.lm import check_out, encoded, lm_app, named, quiet_transformers
-from loopscope.cli.options import AnyMap, Chat, Force, LanguageModel, Top, bundled, map_named
-from loopscope.cli.threads import choose_threads, weights_in
+from loopscope.cli.jobs_shown import carried_out, needs_of, refuse_without
+from loopscope.cli.lm import called, lm_app, named
+from loopscope.cli.lm_patched import Job, Patched, Swept, job_of, pairs
+from loopscope.cli.options import Gpus, On, Plot, StoreFolder, Top, bundled, map_named
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from loopscope.measure.patching import Recovery, Said
-    from loopscope.models.folders import Adapter
-    from loopscope.models.steering import InFull, Provenance
-    from loopscope.models.text import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patched(LanguageModel):
-    """A language model that is patched: its maps, how it is spoken to and read, and where results go."""
-
-    maps: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="NAME=FOLDER", help="A saved map J, or its zoo name (repeatable)."),
-    ] = None
-    any_map: AnyMap = False
-    chat: Chat = False
-    row: Annotated[int, typer.Option(help="The row whose next token is read.")] = -1
-    out: Annotated[Path | None, typer.Option(help="A safetensors file for what comes out.")] = None
-    force: Force = False
-    as_json: AsJson = False
-
+    from loopscope.address import Address
+    from loopscope.execute.memory import Memory
+    from loopscope.measure.patching import NextToken, Recovery
+    from loopscope.program import Program
 
 SHOWN = 6
 """Rows in which texts differ that are named."""
@@ -58,56 +40,79 @@ def lm_patch(
     programs: Annotated[
         list[str], typer.Argument(metavar="PROGRAM...", help='Such as "F3 F[layer[5].row[-1].z<-(F4)@other]".')
     ],
-    text: Annotated[str, typer.Option(help="The text that the programs run on.")],
     other: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=TEXT", help="A text of as many tokens, @NAME in programs (repeatable)."),
+        typer.Option(metavar="NAME=TEXT", help="What @NAME is in programs (repeatable; one for each text, in order)."),
     ] = None,
     top: Top = 5,
 ) -> None:
-    """Run programs with patches on a text; the likeliest next tokens of each, beside those of its plain program.
+    """Run programs with patches on texts; the likeliest next tokens of each, beside those of its plain program.
 
-    A program is compared with itself without its patches or, if it has none, without its maps.
+    A program is compared with itself without its patches or, if it has none, without its maps.  Texts may have unequal
+    lengths; rows are then counted from the end, or named by what stands there: row[" France"].
     """
-    from loopscope.measure.patching import check, compare
-    from loopscope.measure.readouts import write_tensors
+    from loopscope.execute.runs import MAIN
+    from loopscope.measure.patching import check, compare_texts
     from loopscope.program import Program
+    from loopscope.store.tensors import write_tensors
 
     whole("--top", top, 1, VOCABULARY)
-    wanted = [Program.parse(each) for each in programs]
-    job = _job(asked)
-    row, out = asked.row, asked.out
-    tokens = job.tokens(["--text"], [text])
-    texts = _pairs("--other", "NAME=TEXT", other)
-    inputs = {name: job.tokens([f"--other {name}"], [each], like=("--text", tokens)) for name, each in texts.items()}
-    check(job.shape, tokens, wanted, maps=job.maps, others=inputs, row=row)
+    job = job_of(asked)
+    wanted = [job.begun(Program.parse(each)) for each in programs]
+    texts = job.texts()
+    named = {
+        name: job.others(f"--other {name}", given, len(texts))
+        for name, given in pairs("--other", "NAME=TEXT", other).items()
+    }
+    inputs = job.behind_puzzles({MAIN: texts, **named})
+    states = job.states(inputs)
+    tokens, others = inputs[MAIN], {name: inputs[name] for name in named}
+    with_rows: dict[str, Any] = {"others": others, "states": states, "row": job.row, "tokenizer": job.tokenizer}
+    check(job.shape, tokens, wanted, maps=job.maps, **with_rows)
     with spinner() as log:
         model, steps = job.load(log)
-        log("running")
-        found = compare(model, tokens, wanted, maps=steps, others=inputs, row=row)
-        if out is not None:
+
+        def tell(held: Memory) -> None:
+            job.sized.append(held)
+            log(f"running: {held}")
+
+        found = compare_texts(model, tokens, wanted, maps=steps, memory=job.memory, tell=tell, **with_rows)
+        if asked.out is not None:
             import torch
 
-            tensors = {"logits": torch.stack([each.logits for each in found]), "tokens": tokens[0]}
-            tensors |= {f"other.{name}": each[0] for name, each in inputs.items()}
-            about = {"programs": [str(each.program) for each in found]}
-            write_tensors(out, tensors, about, asked.force)
+            logits = torch.stack([torch.stack([each.logits for each in text]) for text in found], 1)
+            tensors = {"logits": logits} | _padded("tokens", "mask", tokens)
+            for name, each in others.items():
+                tensors |= _padded(f"other.{name}", f"mask.{name}", each)
+            if len(tokens) == 1:
+                tensors = {
+                    "logits": logits[:, 0],
+                    **{name: each[0] for name, each in tensors.items() if name != "logits"},
+                }
+            write_tensors(asked.out, tensors, {"programs": [str(each.program) for each in found[0]]}, asked.force)
+    blocks = [
+        {
+            "tokens": text,
+            "others": {name: each[at] for name, each in others.items()},
+            "programs": [_said(each, job, top) for each in found[at]],
+        }
+        for at, text in enumerate(tokens)
+    ]
     report = {
         **job.about(),
-        "tokens": tokens[0].tolist(),
-        "others": {name: each[0].tolist() for name, each in inputs.items()},
-        "programs": [_said(each, job.tokenizer, top) for each in found],
-        "out": None if out is None else str(out),
+        **(blocks[0] if len(blocks) == 1 else {"examples": blocks}),
+        **job.held(),
+        "out": None if asked.out is None else str(asked.out),
     }
     if asked.as_json:
         return print_json(report)
-    _print_programs(report, job.name)
+    _print_programs(report, blocks, job)
 
 
 @lm_app.command("sweep")
 @bundled
 def lm_sweep(
-    asked: Patched,
+    asked: Swept,
     what: Annotated[
         str,
         typer.Argument(
@@ -115,52 +120,98 @@ def lm_sweep(
             help="An address without loop and layer: resid, row[-2].resid, head[3].row[-1].pattern.",
         ),
     ],
-    text: Annotated[list[str], typer.Option(help="A text that is patched (repeatable).")],
     source: Annotated[
-        list[str], typer.Option("--from", metavar="TEXT", help="The text that it is patched from, one for each --text.")
-    ],
+        list[str] | None,
+        typer.Option("--from", metavar="TEXT", help="The text that it is patched from, one for each text."),
+    ] = None,
     program: Annotated[
         str | None, typer.Option(help="The program that is patched; default: the model's loops.")
     ] = None,
-    loop: Annotated[list[int] | None, typer.Option(help="A loop to patch in (repeatable); default: all.")] = None,
+    giving: Annotated[
+        str | None,
+        typer.Option("--from-program", help="The program that it is patched from, such as one with a map."),
+    ] = None,
+    loops: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--loop",
+            help="Where to patch (repeatable): a number, prelude, coda, or a call such as L[2,1]; default: all loops.",
+        ),
+    ] = None,
     layer: Annotated[list[int] | None, typer.Option(help="A layer to patch in (repeatable); default: all.")] = None,
     each_head: Annotated[bool, typer.Option("--each-head", help="One head at a time instead of all at once.")] = False,
+    plot: Plot = None,
+    on: On = None,
+    gpus: Gpus = None,
+    store: StoreFolder = Path("store"),
+    texts_each: Annotated[int | None, typer.Option("--each", help="Texts of a job, with --on.  [default: 16]")] = None,
 ) -> None:
-    """Patch a component from another text, one loop and layer at a time: how far does it move the answer?
+    """Patch a component from another text or program, one loop and layer at a time: how far does it move the answer?
 
-    In percent of the logit difference between both texts' answers, the likeliest next tokens without a patch.
+    In percent of the logit difference between the answers of both, the likeliest next tokens without a patch.
     """
-    from loopscope.address import Site
-    from loopscope.measure.patching import check, places, recover
-    from loopscope.measure.readouts import write_tensors
-    from loopscope.program import F, as_program
+    from loopscope.execute.runs import MAIN
+    from loopscope.measure.cells import places, site_named
+    from loopscope.measure.patching import OTHER, check, recover
+    from loopscope.models.adapter import program_of
+    from loopscope.plot.files import check_picture, write_picture
+    from loopscope.program import Run, as_program
+    from loopscope.store.tensors import write_tensors
 
-    if len(text) != len(source):
-        raise InputError(f"every --text needs a --from: {len(text)} and {len(source)} were given")
-    site = Site.parse(f"layer[1].{what}")
+    refuse_without(on, gpus=gpus, each=texts_each)
+    if source is None and giving is None:
+        raise InputError("what is it patched from? give --from TEXT for each text, or --from-program (or both)")
+    if source is not None and asked.ids is None and len(asked.text or ()) != len(source):
+        raise InputError(f"every --text needs a --from: {len(asked.text or ())} and {len(source)} were given")
+    site = site_named(what)
+    if plot is not None:
+        check_picture(plot)
     given = None if program is None else as_program(program)
-    job = _job(asked)
-    row, out = asked.row, asked.out
-    tokens = job.tokens(_numbered("--text", text), text)
-    other = job.tokens(_numbered("--from", source), source, like=("--text", tokens))
-    whole_run = F**job.shape.loops if given is None else given
-    check(job.shape, tokens, [whole_run], maps=job.maps, others={}, row=row)
-    cells = places(job.shape, whole_run, site, tokens.shape[1], loops=loop, layers=layer, each_head=each_head)
+    job = job_of(asked, here=on is None)
+    texts = job.texts()
+    others = texts if source is None else job.others("--from", source, len(texts))
+    inputs = job.behind_puzzles({MAIN: texts, OTHER: others})
+    states = job.states(inputs)
+    tokens, other = inputs[MAIN], inputs[OTHER]
+    whole_run = job.begun(program_of(job.shape) if given is None else given)
+    donor = whole_run if giving is None else job.begun(as_program(giving))
+    lengths = {len(text) for text in (*tokens, *other)}
+    length = lengths.pop() if len(lengths) == 1 and not site.anchors else None
+    chosen = None if loops is None else [int(each) if each.isdecimal() else each for each in loops]
+    with_rows: dict[str, Any] = {"states": states, "row": job.row, "tokenizer": job.tokenizer}
+    check(job.shape, tokens, [whole_run, donor], maps=job.maps, others={OTHER: other}, **with_rows)
+    cells = places(job.shape, whole_run, site, length, loops=chosen, layers=layer, each_head=each_head)
+    first = {(cell.stage, cell.loop, cell.inner): cell for cell in reversed(cells)}  # rows mean the same in all layers
+    patched = [whole_run.patch(cell, Run(donor, OTHER)) for cell in first.values()]
+    check(job.shape, tokens, patched, maps=job.maps, others={OTHER: other}, **with_rows)
+    if on is not None:
+        if giving is not None or job.memory is not None:
+            other_option = "--memory; --each says how many texts a job has" if giving is None else "--from-program"
+            raise InputError(f"--on does not go with {other_option}")
+        where = _Elsewhere(on, gpus, store, 16 if texts_each is None else texts_each)
+        found = _recovered_on(where, asked, job, whole_run, cells, tokens, other, bool(states))
     with spinner() as log:
-        model, steps = job.load(log)
-        found = recover(model, tokens, other, whole_run, cells, maps=steps, row=row, name=job.name, log=log)
-        if out is not None:
+        if on is None:
+            model, steps = job.load(log)
+            found = recover(
+                model, tokens, other, whole_run, cells, maps=steps, source=donor, name=job.name, memory=job.memory,
+                tell=job.sized.append, log=log, **with_rows,
+            )  # fmt: skip
+        if asked.out is not None:
             tensors = {"recovered": found.recovered, "named": found.named.long(), "answers": found.answers}
-            tensors |= {"tokens": tokens, "from": other}
+            tensors |= _padded("tokens", "mask", tokens) | _padded("from", "from_mask", other)
             about = {"program": str(whole_run), "addresses": [str(each) for each in cells]}
-            write_tensors(out, tensors, about, asked.force)
+            write_tensors(asked.out, tensors, about, asked.force)
+        if plot is not None:
+            log("drawing")
+            write_picture(found.plot(), plot)
     report = {
         **job.about(),
         "program": str(whole_run),
+        **({} if giving is None else {"from_program": str(donor)}),
         "component": what,
         "texts": [
-            {"tokens": tokens[at].tolist(), "from": other[at].tolist(), 
-             "answers": [_token(job.tokenizer, each) for each in pair],
+            {"tokens": tokens[at], "from": other[at], "answers": [_token(job, each) for each in pair],
              "before": float(found.before[at]), "after": float(found.after[at])}
             for at, pair in enumerate(found.answers.tolist())
         ],
@@ -168,166 +219,151 @@ def lm_sweep(
             {"address": str(place), "recovered": found.recovered[at].tolist(), "named": found.named[at].tolist()}
             for at, place in enumerate(cells)
         ],
-        "out": None if out is None else str(out),
+        **job.held(),
+        "out": None if asked.out is None else str(asked.out),
+        **({} if plot is None else {"plot": str(plot)}),
     }  # fmt: skip
     if asked.as_json:
         return print_json(report)
     _print_sweep(report, found)
 
 
-# ---- what both are made from -----------------------------------------------------------------------------------------
+class _Elsewhere(NamedTuple):
+    """An engine, what a job needs there, where its parts are kept, and how many texts a part has."""
+
+    on: str
+    gpus: float | None
+    store: Path
+    each: int
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A model folder to be loaded: its shape, tokenizer and maps, checked before its weights are read."""
+def _recovered_on(
+    where: _Elsewhere, asked: Swept, job: Job, program: Program, cells: Sequence[Address],
+    tokens: list[list[int]], other: list[list[int]], states: bool,
+) -> Recovery:  # fmt: skip
+    """What `recover` gives, a part of the texts a job; parts that the store has are not done again."""
+    from loopscope.cli.stores import store_to_be
+    from loopscope.jobs.recovering import Asked
+    from loopscope.jobs.sweeping import parts_of
 
-    asked: Patched
-    device: torch.device
-    shape: Adapter
-    tokenizer: Tokenizer
-    maps: dict[str, InFull]
-    provenance: dict[str, Provenance]
-
-    def tokens(self, names: Sequence[str], texts: Sequence[str], like: tuple[str, Tensor] | None = None) -> Tensor:
-        """Texts as tokens [texts, T]; InputError unless all have as many tokens as the first, and as `like`."""
-        from loopscope.models.decoding import pad_left
-
-        prompts = [encoded(self.tokenizer, text, self.asked.chat) for text in texts]
-        first, wanted = (names[0], len(prompts[0])) if like is None else (like[0], like[1].shape[1])
-        for name, prompt in zip(names, prompts, strict=True):
-            if len(prompt) != wanted:
-                raise InputError(f"{name} has {len(prompt)} tokens, but {first} {wanted}; patches need the same number")
-        return pad_left(prompts)[0]
-
-    def load(self, log: Callable[[str], None]) -> tuple[Adapter, dict[str, InFull]]:
-        """The model and the maps on their device."""
-        from loopscope.models.folders import load
-
-        log("loading")
-        asked = self.asked
-        model = load(asked.folder, boundary=asked.ending, device=self.device, dtype=asked.precision)
-        return model, {name: step.to(self.device) for name, step in self.maps.items()}
-
-    def name(self, token: int) -> str:
-        """A token for people to read."""
-        return json.dumps(self.tokenizer.name(token), ensure_ascii=False)
-
-    def about(self) -> dict[str, Any]:
-        """The model and where its maps are from, for the report."""
-        asked, maps = self.asked, {name: each.notes for name, each in self.provenance.items()}
-        model = {"folder": str(asked.folder), "boundary": self.shape.boundary, "dtype": asked.dtype, "row": asked.row}
-        return {**model, "maps": maps}
+    if states:
+        raise InputError("--start FILE does not go with --on; a number or zeros does")
+    given = pairs("--map", "NAME=FOLDER", asked.maps, once=True)
+    maps = {name: map_named(Path(one)) for name, (one,) in given.items()}
+    how = {"boundary": asked.ending, "loop": asked.loop}
+    wanted = Asked(asked.folder, maps, program, cells, job.row, asked.dtype, how)
+    target = store_to_be(where.store)
+    graph = wanted.graph(tokens, other, where.each, needs_of(where.on, asked.device, where.gpus))
+    return wanted.joined(parts_of(graph, carried_out(graph, target, where.on), target))
 
 
-def _job(asked: Patched) -> _Job:
-    quiet_transformers()
-    from loopscope.models.folders import outline
-    from loopscope.models.steering import InFull, check_fitted, load_steering_map
-    from loopscope.models.text import load_tokenizer
+def _padded(name: str, mask: str, texts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """Texts as a tensor; where they are of unequal length, padded on the left, and the mask (1 for real rows)."""
+    from loopscope.models.decoding import pad_left
 
-    choose_threads(weights_in(asked.folder))
-    ending, _, device = asked.ending, asked.precision, asked.place
-    shape = outline(asked.folder, boundary=ending)
-    if asked.out is not None:
-        check_out(asked.out, asked.folder, asked.force)
-    given = _pairs("--map", "NAME=FOLDER", asked.maps)
-    places = {name: map_named(Path(each)) for name, each in given.items()}
-    steps = {name: InFull(load_steering_map(each, asked.folder, shape.width).float()) for name, each in places.items()}
-    origins = {
-        name: check_fitted(each, asked.folder, shape.boundary, any_map=asked.any_map) for name, each in places.items()
-    }
-    return _Job(asked, device, shape, load_tokenizer(asked.folder), steps, origins)
-
-
-def _pairs(option: str, form: str, given: Iterable[str] | None) -> dict[str, str]:
-    """What was given as NAME=VALUE; InputError for anything else, and for a name twice."""
-    found: dict[str, str] = {}
-    for each in given or ():
-        name, equals, value = each.partition("=")
-        if not name or not equals:
-            raise InputError(f"{option} takes {form}, not {each[:60]!r}")
-        if name in found:
-            raise InputError(f"{option} {name} is given twice")
-        found[name] = value
-    return found
-
-
-def _numbered(option: str, texts: Sequence[str]) -> list[str]:
-    return [option] if len(texts) == 1 else [f"{option} number {number + 1}" for number in range(len(texts))]
+    tokens, real = pad_left(texts)
+    return {name: tokens} if bool(real.all()) else {name: tokens, mask: real.long()}
 
 
 # ---- how they are shown ----------------------------------------------------------------------------------------------
 
 
-def _token(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    return {"id": token, "token": tokenizer.name(token)}
+def _token(job: Job, token: int) -> dict[str, Any]:
+    return {"id": token, "token": None if job.tokenizer is None else job.tokenizer.name(token)}
 
 
-def _said(said: Said, tokenizer: Tokenizer, count: int) -> dict[str, Any]:
+def _said(said: NextToken, job: Job, count: int) -> dict[str, Any]:
     """A program's likeliest tokens and, beside a plain program, what became of that one's first."""
-    best = [{**_token(tokenizer, token), "probability": share} for token, share in said.top(count)]
-    told: dict[str, Any] = {"program": str(said.program), "plain": None, "top": best}
+    best = [{**_token(job, token), "probability": share} for token, share in said.top(count)]
+    out: dict[str, Any] = {"program": str(said.program), "plain": None, "top": best}
     if said.plain is not None:
         ((first, before),) = said.plain.top(1)
-        moved = {**_token(tokenizer, first), "before": before, "after": float(said.probabilities[first])}
-        told |= {"plain": str(said.plain.program), "first": moved, "kl": said.kl}
-    return told
+        moved = {**_token(job, first), "before": before, "after": float(said.probabilities[first])}
+        out |= {"plain": str(said.plain.program), "first": moved, "kl": said.kl}
+    return out
 
 
-def _print_programs(report: dict[str, Any], name: Callable[[int], str]) -> None:
+def _print_programs(report: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]], job: Job) -> None:
     """A block for each program: its text is often longer than a column of a table could be."""
-    tokens, row = report["tokens"], report["row"]
-    prose(f"{_model(report)}, next tokens at row {row % len(tokens)} of {len(tokens)}, {name(tokens[row])}")
-    for each in report["programs"]:
-        say(each["program"])
-        prose("  ".join(map(named, each["top"])), " " * 9, "  next   ")
-        if each["plain"] is not None:
-            first = each["first"]
-            token = json.dumps(first["token"], ensure_ascii=False)
-            say(f"  plain  {token} {first['before']:.1%} -> {first['after']:.1%}, KL {each['kl']:.3g}")
-    for other, theirs in report["others"].items():
-        apart = [at for at, pair in enumerate(zip(tokens, theirs, strict=True)) if pair[0] != pair[1]]
-        told = [f"row {at} {name(tokens[at])} is {name(theirs[at])}" for at in apart[:SHOWN]]
-        more = [f"{len(apart) - SHOWN} rows more"] if len(apart) > SHOWN else []
-        prose(f"@{other}: {', '.join([*told, *more]) or 'the same tokens'}")
+    for number, block in enumerate(blocks, start=1):
+        tokens = block["tokens"]
+        row = job.row_in(tokens)
+        which = f"{_model(report)}, " if number == 1 else ""
+        text = f"text {number}: " if len(blocks) > 1 else ""
+        prose(f"{which}{text}next tokens at row {row} of {len(tokens)}, {job.name(tokens[row])}")
+        for each in block["programs"]:
+            say(each["program"])
+            prose("  ".join(map(named, each["top"])), " " * 9, "  next   ")
+            if each["plain"] is not None:
+                first = each["first"]
+                token = _shown(first)
+                say(f"  plain  {token} {first['before']:.1%} -> {first['after']:.1%}, KL {each['kl']:.3g}")
+        for other, theirs in block["others"].items():
+            prose(f"@{other}: {_apart(tokens, theirs, job)}")
     _print_out(report)
 
 
-def _print_sweep(report: dict[str, Any], found: Recovery) -> None:
+def _apart(tokens: Sequence[int], theirs: Sequence[int], job: Job) -> str:
+    """In which rows another text differs; counted from the end where it has another length."""
+    short = min(len(tokens), len(theirs))
+    same = len(tokens) == len(theirs)
+    rows = [*range(short)] if same else [*range(-1, -short - 1, -1)]
+    apart = [row for row in rows if tokens[row] != theirs[row]]
+    first = [f"row {row} {job.name(tokens[row])} is {job.name(theirs[row])}" for row in apart[:SHOWN]]
+    more = [f"{len(apart) - SHOWN} rows more"] if len(apart) > SHOWN else []
+    length = [] if same else [f"{len(theirs)} rows, not {len(tokens)}"]
+    return ", ".join([*length, *first, *more]) or "the same tokens"
+
+
+def _shown(token: Mapping[str, Any]) -> str:
+    return str(token["id"]) if token["token"] is None else json.dumps(token["token"], ensure_ascii=False)
+
+
+def _print_sweep(report: Mapping[str, Any], found: Recovery) -> None:
     """Recovered logit differences in percent, layer by loop, or layer by head for each loop."""
     texts = report["texts"]
-    prose(f"{_model(report)}, {report['program']} patched in {report['component']} from another text:")
+    giving = report.get("from_program")
+    whence = "another text" if giving is None else giving
+    there = "in the other text" if giving is None else "there"
+    prose(f"{_model(report)}, {report['program']} patched in {report['component']} from {whence}:")
     for each in texts:
-        own, other = (json.dumps(answer["token"], ensure_ascii=False) for answer in each["answers"])
+        own, other = map(_shown, each["answers"])
         prose(
-            f"logit of {other} less that of {own}: {each['before']:.2f}, in the other text {each['after']:.2f}",
+            f"logit of {other} less that of {own}: {each['before']:.2f}, {there} {each['after']:.2f}",
             "    ",
             "  ",
         )
     marked = "*: the other answer is named" if len(texts) == 1 else "1/2: in 1 of 2 texts the other answer is named"
     prose(f"recovered of that difference, in % ({marked})")
     each_head = len({place.site.heads for place in found.addresses}) > 1
-    groups: dict[str, dict[tuple[int, int], Text]] = {}
+    groups: dict[str, dict[tuple[int, int | str], Text]] = {}
     for at, place in enumerate(found.addresses):
-        across = place.site.heads[0] if each_head and place.site.heads else place.loop
-        group = groups.setdefault(f"loop {place.loop}" if each_head else "", {})
+        across = place.site.heads[0] if each_head and place.site.heads else _part(place)
+        group = groups.setdefault(_part(place) if each_head else "", {})
         group[place.site.layer, across] = _cell(
             float(found.recovered[at].mean()), int(found.named[at].sum()), len(texts)
         )
     for title, cells in groups.items():
-        layers, others = (list(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
-        widest = max(6, *(len(cell) for cell in cells.values())) + 1
+        layers, others = list(dict.fromkeys(at for at, _ in cells)), list(dict.fromkeys(where for _, where in cells))
+        widest = max(6, *(len(cell) for cell in cells.values()), *(len(str(each)) for each in others)) + 1
         many = max(1, (Console().width - 6) // widest)
         for first in range(0, len(others), many):
             columns = others[first : first + many]
             table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
-            for name in ("layer", *(f"H{each}" if each_head else f"loop {each}" for each in columns)):
+            for name in ("layer", *(f"H{each}" if each_head else str(each) for each in columns)):
                 table.add_column(name, justify="right", no_wrap=True)
             for layer in layers:
-                table.add_row(str(layer), *(cells[layer, each] for each in columns))
+                table.add_row(str(layer), *(cells.get((layer, each), Text("")) for each in columns))
             Console().print(table)
     _print_out(report)
+
+
+def _part(place: Address) -> str:
+    """What a sweep calls the part of a run that a place is in."""
+    if place.stage in ("prelude", "coda"):
+        return place.stage
+    inner = "" if place.inner is None else f",{place.inner}"
+    return f"loop {place.loop}" if place.stage == "loop" else f"{place.stage}[{place.loop}{inner}]"
 
 
 def _cell(recovered: float, named: int, texts: int) -> Text:
@@ -337,12 +373,13 @@ def _cell(recovered: float, named: int, texts: int) -> Text:
     return Text(f"{round(100 * recovered)}{mark if named else ' ' * len(mark)}", style)
 
 
-def _model(report: dict[str, Any]) -> str:
-    return f"{report['folder']} (boundary {report['boundary']}, {report['dtype']})"
+def _model(report: Mapping[str, Any]) -> str:
+    return f"{called(report)} (boundary {report['boundary']}, {report['dtype']})"
 
 
-def _print_out(report: dict[str, Any]) -> None:
+def _print_out(report: Mapping[str, Any]) -> None:
     for name, each in report["maps"].items():
         prose(f"J:{name}: {each['provenance']}")
-    if report["out"]:
-        say(f"written: {report['out']}")
+    for name in ("out", "plot"):
+        if report.get(name):
+            say(f"written: {report[name]}")

@@ -21,7 +21,7 @@ from loopscope.cli.threads import choose_threads, weights_in
 if TYPE_CHECKING:
     from loopscope.quantity import Quantity
     from loopscope.store.store import Store
-    from loopscope.studies.language.records import LanguageSubject
+    from loopscope.studies.language.records import SteeredModel
     from loopscope.studies.records import Record
 
 test_app = typer.Typer(
@@ -41,7 +41,7 @@ class Tested(LanguageModel):
     steering: MapFolder
     store: StoreFolder = Path("store")
     name: Annotated[
-        str | None, typer.Option(help="What the model is called in tables; default: its folder's name.")
+        str | None, typer.Option(help="What the model is called in tables; default: as its folder or on the hub.")
     ] = None
     any_map: AnyMap = False
     as_json: AsJson = False
@@ -70,8 +70,8 @@ def lm_test_letters(
     check_letters(tests, pairs)
     chosen = None if heads is None else Heads.parse(heads)
     check_batch(batch)
-    with _at_work(asked, loops) as (subject, target, log):
-        made = measure_letters(subject, target, tests=tests, heads=chosen, count=pairs, batch=batch, log=log)
+    with _at_work(asked, loops) as (trained, target, log):
+        made = measure_letters(trained, target, tests=tests, heads=chosen, count=pairs, batch=batch, log=log)
     _show(made, asked.as_json)
 
 
@@ -85,13 +85,13 @@ def lm_test_antonyms(
     batch: Batch = 32,
 ) -> None:
     """Ask for deletions 1-8 with and without J, and read every loop of the bare model."""
-    from loopscope.studies.antonyms.records import measure_antonyms
+    from loopscope.studies.antonyms.experiments import measure_antonyms
     from loopscope.studies.antonyms.tests import readout_requests
 
     readout_requests(supervision, sequences)
     check_batch(batch)
-    with _at_work(asked, loops) as (subject, target, log):
-        made = measure_antonyms(subject, target, supervision, sequences=sequences, batch=batch, log=log)
+    with _at_work(asked, loops) as (trained, target, log):
+        made = measure_antonyms(trained, target, supervision, sequences=sequences, batch=batch, log=log)
     _show([made], asked.as_json)
 
 
@@ -103,13 +103,13 @@ def lm_test_iterations(
     batch: Batch = 32,
 ) -> None:
     """Go on from a common h4 with J and F, F, J, or stop: five tasks, 1-8 steps, held-out and trained starts."""
-    from loopscope.studies.iterations.records import measure_iterations
+    from loopscope.studies.iterations.experiments import measure_iterations
     from loopscope.studies.iterations.tests import requests
 
     requests(cases)
     check_batch(batch)
-    with _at_work(asked) as (subject, target, log):
-        made = measure_iterations(subject, target, cases=cases, batch=batch, log=log)
+    with _at_work(asked) as (trained, target, log):
+        made = measure_iterations(trained, target, cases=cases, batch=batch, log=log)
     _show([made], asked.as_json)
 
 
@@ -119,7 +119,7 @@ def check_batch(batch: int) -> None:
 
 
 @contextmanager
-def _at_work(asked: Tested, loops: int | None = None) -> Iterator[tuple[LanguageSubject, Store, Callable[[str], None]]]:
+def _at_work(asked: Tested, loops: int | None = None) -> Iterator[tuple[SteeredModel, Store, Callable[[str], None]]]:
     """The model with its map, the store, and a spinner; InputError before anything is loaded where they do not fit."""
     quiet_transformers()
     from loopscope.studies.language.records import load_language
@@ -128,11 +128,11 @@ def _at_work(asked: Tested, loops: int | None = None) -> Iterator[tuple[Language
     with spinner() as log:
         log("loading")
         choose_threads(weights_in(asked.folder))
-        subject = load_language(
+        trained = load_language(
             asked.folder, asked.steering, name=asked.name or _kept_as(asked.folder), loops=loops, boundary=ending,
-            device=asked.place, dtype=precision, any_map=asked.any_map,
+            loop=asked.loop, device=asked.place, dtype=precision, any_map=asked.any_map,
         )  # fmt: skip
-        yield subject, target, log
+        yield trained, target, log
 
 
 def _kept_as(folder: Path) -> str | None:
@@ -154,9 +154,9 @@ def _show(made: list[Record], as_json: bool) -> None:
 def print_record(record: Record) -> None:
     """The tables of a record."""
     from loopscope.studies.language.names import scale_of
-    from loopscope.studies.language.tables import tables
+    from loopscope.studies.registry import LANGUAGE
 
-    for table in tables(record):
+    for table in LANGUAGE[record.experiment].tables(record):
         if rows := [(row.label, *_numbers(row)) for row in table.rows]:
             print_table(f"{table.title} ({scale_of(record)})", ("", "%", "interval", "n", "paper"), rows)
         if table.note:
@@ -176,11 +176,11 @@ def record_json(record: Record) -> dict[str, Any]:
     from dataclasses import asdict
 
     from loopscope.studies.language.names import identity_of, scale_of
-    from loopscope.studies.language.tables import tables
+    from loopscope.studies.registry import LANGUAGE
 
     return {
         "experiment": record.experiment, "model": record.facts.name, "identity": dict(identity_of(record)),
         "scale": scale_of(record),
         "settings": dict(record.settings), "cost": dict(record.cost), "notes": dict(record.notes),
-        "tables": [asdict(table) for table in tables(record)],
+        "tables": [asdict(table) for table in LANGUAGE[record.experiment].tables(record)],
     }  # fmt: skip

@@ -15,10 +15,22 @@ from loopscope.cli import training
 from loopscope.cli.app import AsJson, note, print_json, print_table, say
 from loopscope.cli.display import Display
 from loopscope.cli.lm import lm_app, quiet_transformers
-from loopscope.cli.options import Device, Ending, ModelFolder, SaveEvery, StoreFolder, ending_named
+from loopscope.cli.lm_task import MapOptions, TaskOptions, command, finetune_task, fit_task
+from loopscope.cli.options import (
+    Device,
+    Ending,
+    LanguageModel,
+    Looped,
+    ModelFolder,
+    SaveEvery,
+    StoreFolder,
+    bundled,
+    ending_named,
+    tokenizer_named,
+)
 from loopscope.cli.stores import store_to_be
 from loopscope.cli.threads import choose_threads, weights_in
-from loopscope.errors import InputError
+from loopscope.errors import InputError, nearest
 from loopscope.store.outputs import check_file, check_folder, parent_of, write_file
 
 if TYPE_CHECKING:
@@ -29,6 +41,9 @@ if TYPE_CHECKING:
     from loopscope.training.lm.recipe import Recipe
 
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="`loopscope lm recipes` lists them.")]
+MaybeName = Annotated[
+    str | None, typer.Argument(metavar="[RECIPE]", help="`loopscope lm recipes` lists them; or give --task FILE.")
+]
 Updates = Annotated[int | None, typer.Option(help="End after so many updates; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, such as rate=1e-4 (repeatable).")]
 Compiled = Annotated[bool, typer.Option("--compile", help="Compile the layers first: faster updates on a GPU.")]
@@ -63,8 +78,12 @@ def lm_new(
     layers: Annotated[int, typer.Option(help="Layers of F.")],
     width: Annotated[int, typer.Option(help="Width of the state.")],
     heads: Annotated[int, typer.Option(help="Heads of a layer.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="A folder whose tokenizer is taken.")] = None,
-    words: Annotated[str | None, typer.Option(help="Instead, a tokenizer of a task's words alone: letters.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model whose tokenizer is taken.", callback=tokenizer_named)
+    ] = None,
+    words: Annotated[
+        str | None, typer.Option(help="Instead, a tokenizer of words alone: letters, or those of a JSONL task.")
+    ] = None,
     like: Annotated[str, typer.Option(help="llama or ouro.")] = "llama",
     loops: Annotated[int, typer.Option(help="Calls of F.")] = 4,
     boundary: Annotated[str, typer.Option(help="What ends a loop: none or norm.")] = "norm",
@@ -78,7 +97,9 @@ def lm_new(
 
     shape = Shape(like_named(like), layers, width, heads, loops, boundary_named(boundary))
     if (tokenizer is None) == (words is None):
-        raise InputError("a new model has a tokenizer: give either --tokenizer FOLDER or --words letters")
+        raise InputError(
+            "a new model has a tokenizer: give either --tokenizer FOLDER or --words letters (or FILE.jsonl)"
+        )
     count = write_new(out, shape, tokenizer, seed, words=words)
     if as_json:
         return print_json({"folder": str(out), "weights": count, **asdict(shape), "seed": seed})
@@ -105,6 +126,30 @@ def lm_rules(
     say(f"{out}: {count:,} texts")
 
 
+@lm_app.command("examples")
+def lm_examples(
+    task: Annotated[str, typer.Argument(help="letters, antonyms or iterations.")],
+    out: Annotated[Path, typer.Option(help="The file to write, .jsonl; it must not exist.")],
+    count: Annotated[int, typer.Option(help="Examples to learn from.")] = 400,
+    deepest: Annotated[int, typer.Option(help="Steps that an answer takes at most.")] = 4,
+    seed: Annotated[int, typer.Option(help="What they are drawn from.")] = 0,
+) -> None:
+    """Write a task of the paper as a JSONL task, for --task: questions to learn from, and of its checks, held out."""
+    from loopscope.store.files import write_synced
+    from loopscope.tasks import TASKS
+    from loopscope.tasks.drawn import drawn
+
+    check_file(out)
+    if out.suffix != ".jsonl":
+        raise InputError(f"examples are written as .jsonl, not to {out.name}")
+    if task not in TASKS:
+        raise InputError(f"no task {task!r}; there are {', '.join(TASKS)}{nearest(task, TASKS)}")
+    found = drawn(TASKS[task](), count, deepest, seed)
+    lines = (json.dumps(each.to_dict(), ensure_ascii=False) for each in found)
+    write_file(out, lambda draft: write_synced(draft, "".join(f"{line}\n" for line in lines).encode()))
+    say(f"{out}: {count:,} examples to learn from, {len(found) - count:,} held out")
+
+
 @lm_app.command("keep")
 def lm_keep(
     folder: ModelFolder,
@@ -124,64 +169,100 @@ def lm_keep(
 
 
 @lm_app.command("finetune")
+@bundled
 def lm_finetune(
     folder: ModelFolder,
-    recipe: Name,
     out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
+    own: TaskOptions,
+    recipe: MaybeName = None,
     updates: Updates = None,
     changes: Changes = None,
     text: Text = None,
     boundary: Ending = None,
+    loop: Looped = None,
     device: Device = "auto",
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
     compiled: Compiled = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model by a recipe and write it as a model folder.  The same command goes on after an interruption."""
+    """Train a model by a recipe, or on examples of a task, and write it as a model folder.
+
+    The same command goes on after an interruption.
+    """
     from loopscope.models.folders import LOOPED
     from loopscope.training.lm.jobs import finetune
 
     kind = ending_named(boundary)
     parent_of(out)
     check_folder(out, ours=LOOPED)
+    if own.task is not None:
+        model = _only_task(folder, recipe, boundary, loop, device, text, compiled)
+        return finetune_task(own, model, out, changes, updates, store, save_every, as_json)
+    own.refuse_for_recipes(recipe)
     asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
-        done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind)
+        done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind, loop=loop)
     _show(chosen, done, as_json)
 
 
 @lm_app.command("fit")
+@bundled
 def lm_fit(
     folder: ModelFolder,
-    recipe: Name,
+    own: MapOptions,
+    recipe: MaybeName = None,
     out: Annotated[Path | None, typer.Option(help="A folder to save the map in as well; it must not exist.")] = None,
     updates: Updates = None,
     changes: Changes = None,
     text: Text = None,
+    boundary: Ending = None,
+    loop: Looped = None,
     device: Device = "auto",
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
     compiled: Compiled = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a map to a frozen model; it is kept in the store.  The same command goes on after an interruption."""
+    """Fit a map to a frozen model, by a recipe or to examples of a task; it is kept in the store.
+
+    The same command goes on after an interruption.
+    """
     from loopscope.training.lm.jobs import fit, save_fitted
 
     if out is not None:
         parent_of(out)
         check_folder(out)
+    if own.task is not None:
+        model = _only_task(folder, recipe, boundary, loop, device, text, compiled)
+        return fit_task(own, model, out, changes, updates, store, save_every, as_json)
+    own.refuse_for_recipes(recipe)
+    if own.family is not None or own.rank is not None or boundary is not None:
+        raise InputError("--family, --rank and --boundary go with --task FILE; a recipe has its own (--set family=...)")
+    if own.push is not None:
+        raise InputError("--push goes with --task FILE, not with a recipe")
     asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
-        done = fit(folder, chosen, target, settings, sources=sources)
+        done = fit(folder, chosen, target, settings, sources=sources, loop=loop)
     if out is not None and done.key is not None:
-        save_fitted(done, out)
+        save_fitted(done, chosen, out, command())
     _show(chosen, done, as_json)
+
+
+def _only_task(
+    folder: Path, recipe: str | None, boundary: str | None, loop: str | None, device: str, text: list[Path] | None,
+    compiled: bool,
+) -> LanguageModel:  # fmt: skip
+    """The model that learns from examples; InputError for what goes with recipes alone."""
+    for given, what in ((recipe is not None, f"recipe {recipe!r}"), (text, "--text"), (compiled, "--compile")):
+        if given:
+            raise InputError(f"--task brings its own examples and takes no {what}")
+    return LanguageModel(folder=folder, boundary=boundary, loop=loop, device=device)
 
 
 @contextmanager
 def _job(
-    model: Path, name: str, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str,
+    model: Path, name: str | None, updates: int | None, changes: list[str] | None, text: list[Path] | None, device: str,
     folder: Path, save_every: float, compiled: bool,
 ) -> Iterator[tuple[Recipe, list[Source] | None, Store, Settings]]:  # fmt: skip
     """What a job is made from, checked before anything is written, with a display for as long as it runs."""
@@ -195,6 +276,7 @@ def _job(
     for each in names:
         if names.count(each) > 1:
             raise InputError(f"the recipe's {each!r} is set twice; give it once")
+    assert name is not None  # refused before
     chosen = recipe(name, asked)
     with at_work(model, text, device, save_every, compiled) as (sources, settings, _):
         yield chosen, sources, store, settings

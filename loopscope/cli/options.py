@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from loopscope.cli.app import note
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,23 +37,46 @@ def _seconds(value: float) -> float:
 
 
 def model_named(name: Path) -> Path:
-    """A path that is there; else the folder of the zoo's model of that name; else the path, which is then refused."""
-    return _in_zoo(name, "model_folder")
+    """A path that is there; else the folder of the zoo's model of that name, or of the hub's, which is told.
+
+    InputError where there is none.  A path that can be no name is given back: whoever takes the folder refuses it.
+    """
+    return _model(name, weights=True)
+
+
+def tokenizer_named(name: Path | None) -> Path | None:
+    """As `model_named`, of a model whose tokenizer alone is wanted."""
+    return None if name is None else _model(name, weights=False)
+
+
+def _model(name: Path, weights: bool) -> Path:
+    if os.path.lexists(name):
+        return name
+    from loopscope.models import hub
+
+    if (asked := hub.parse(str(name))) is None:
+        return _in_zoo(name, "language_folder")
+    found = hub.find(asked, weights=weights, log=note)
+    note(found)
+    return found.folder
 
 
 def map_named(name: Path) -> Path:
-    """As `model_named`, of maps."""
-    return _in_zoo(name, "map_folder")
+    """A path that is there; else the folder of the zoo's map of that name; else the path, which is then refused."""
+    try:
+        return name if os.path.lexists(name) else _in_zoo(name, "map_folder")
+    except InputError:
+        return name
 
 
 def _in_zoo(name: Path, finder: str) -> Path:
-    if os.path.lexists(name) or os.sep in str(name):
+    if os.sep in str(name):
         return name
     from loopscope import loading
 
     try:
         found: Path = getattr(loading, finder)(name)
-    except (InputError, OSError):  # whoever takes the folder says what is wrong with it
+    except OSError:  # a name that is too long, for one
         return name
     return found
 
@@ -64,20 +88,47 @@ Results = Annotated[
     Path | None, typer.Option(help="Folder with the stored records; default: those in results/ of the checkout.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+On = Annotated[
+    str | None,
+    typer.Option("--on", help="local:N, ray:auto, ray:HOST:PORT or slurm:PARTITION; default: this process alone."),
+]
+Gpus = Annotated[
+    float | None, typer.Option("--gpus", help="GPUs of a job with --on, such as 0.5; default: 1 with --device cuda.")
+]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.", callback=_seconds)]
 ModelFolder = Annotated[
     Path,
-    typer.Argument(help="A model folder (config, weights, tokenizer) or a zoo name.", callback=model_named),
+    typer.Argument(
+        help="A model folder (config, weights, tokenizer), a zoo name, or OWNER/NAME[@REVISION] of the hub.",
+        callback=model_named,
+    ),
 ]
 MapFolder = Annotated[Path, typer.Option("--map", help="A saved map J, or its zoo name.", callback=map_named)]
+Begin = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        help="zeros, seed:K, or a safetensors file with one tensor `state` (texts, rows, d; shorter texts at its end); "
+        "default: the model's.",
+    ),
+]
+Puzzles = Annotated[
+    str | None, typer.Option("--puzzles", help='The puzzle of every text (TRM, HRM), such as "[0, 2]".')
+]
 Chat = Annotated[bool, typer.Option("--chat", help="Put each text into the chat template, as a question.")]
 Precision = Annotated[str, typer.Option("--dtype", help="What the model computes in: fp32 or bf16; maps stay fp32.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace --out if it is a file that Loopscope wrote.")]
-Ending = Annotated[str | None, typer.Option(help="What ends a loop of Qwen3 or Llama: none or norm.")]
+Ending = Annotated[str | None, typer.Option(help="What ends a loop of a pretrained stack: none or norm.")]
+_LOOPED = "Layers of a pretrained stack that are looped, such as 11-20; default: all."
+Looped = Annotated[str | None, typer.Option("--loop", "--loop-layers", metavar="LAYERS", help=_LOOPED)]
+LoopedLayers = Annotated[str | None, typer.Option("--loop-layers", metavar="LAYERS", help=_LOOPED)]
 AnyMap = Annotated[
     bool, typer.Option("--any-map", help="Take a map that was fitted to another model or boundary; no claim does.")
 ]
 Top = Annotated[int, typer.Option(help="How many tokens to show each time.")]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE.svg|png|pdf", help="A new file for a picture of what is found.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +137,7 @@ class LanguageModel:
 
     folder: ModelFolder
     boundary: Ending = None
+    loop: Looped = None
     device: Device = "auto"
     dtype: Precision = "fp32"
 

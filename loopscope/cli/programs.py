@@ -54,7 +54,7 @@ def plan(
 ) -> None:
     """Check programs against a model and say what running them together costs, without running anything."""
     from loopscope.execute.executor import check_programs
-    from loopscope.execute.plan import Sizes
+    from loopscope.execute.runs import Sizes
 
     config = _model_config(model)
     length = tokens or config.positions or 35
@@ -62,12 +62,12 @@ def plan(
     if not 1 <= length <= most:
         raise InputError(f"--tokens {length} does not fit: 1..{most} (nearest: {1 if length < 1 else most})")
     checked = check_programs(programs, Sizes(config.layers, config.heads, length), read=read, rows=row or [-1])
-    calls = [program.calls for program in checked.paths]
+    calls = [program.calls for program in checked.programs]
     plain = [max(1, config.layers * length * count) for count in calls]
     report: dict[str, Any] = {
         "programs": [
             {"program": str(p), "calls": p.calls, "points": list(p.points), "forwards": cost / max(plain)}
-            for p, cost in zip(checked.paths, plain, strict=True)
+            for p, cost in zip(checked.programs, plain, strict=True)
         ],
         "distinct_calls": checked.calls,
         "forwards": checked.rows / max(plain),

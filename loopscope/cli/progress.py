@@ -1,19 +1,16 @@
 """How far a command of many steps is: a bar, the time left and what is being done; lines now and then in a log.
 
 with steps("reproduce", len(todo)) as shown:
-    records = list(shown.each(carry_out(todo, ..., shown.log)))
+    records = list(carry_out(todo, ..., shown.log, shown.advance))
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from loopscope.cli.display import Display, display
-
-Made = TypeVar("Made")
 
 
 class Steps:
@@ -29,15 +26,9 @@ class Steps:
         self._shown.log(doing, f"{self._name}, {self._done} of {self._total} done{self._left()}: ")
 
     def advance(self, many: int = 1) -> None:
-        """So many more steps are done."""
+        """So many more steps are done; a log is told with what comes next, and how long all will take."""
         self._done = min(self._total, self._done + many)
-        self._shown.show(self._name, self._name, self._done, self._total, "")
-
-    def each(self, made: Iterable[Made]) -> Iterator[Made]:
-        """What is made step by step, every one a step that is done."""
-        for each in made:
-            self.advance()
-            yield each
+        self._shown.show(self._name, self._name, self._done, self._total, "", logged=False)
 
     def _left(self) -> str:
         """In words, by the mean of the steps that are done; nothing before the first."""

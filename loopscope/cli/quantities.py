@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,24 +12,27 @@ from loopscope.cli.app import AsJson, app, print_json, print_table, say
 from loopscope.cli.display import spinner
 from loopscope.cli.options import FirstStore, Results
 from loopscope.errors import InputError
-from loopscope.store.outputs import check_file, write_file
 
 
 @app.command()
 def quantities(
-    study: Annotated[str | None, typer.Argument(help="graph-walk, parity, letters, ...; default: all.")] = None,
+    study: Annotated[str | None, typer.Argument(help="graph_walk, parity, letters, ...; default: all.")] = None,
     store: FirstStore = None,
     results: Results = None,
-    out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file to write; it must not exist.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A .csv, .parquet or .safetensors file to write; it must not exist.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print everything that was measured: id, coordinates, estimate, interval, n, published value, model, protocol."""
     from loopscope.cli.reproducing import evidence_of
     from loopscope.studies.measured import rows
+    from loopscope.table import check_output
 
     if out is not None and as_json:
         raise InputError("--out and --json are two ways to give the quantities; give one")
-    write = None if out is None else _writer(out)
+    if out is not None:
+        check_output(out, "quantities")
     with spinner() as log:
         log("reading records")
         evidence = evidence_of(results, store)
@@ -38,46 +40,21 @@ def quantities(
         found = list(rows(evidence, study))
     if as_json:
         return print_json({"quantities": found})
-    if out is None or write is None:
+    if out is None:
         return _print(found)
-    write_file(out, lambda draft: write(draft, found))
+    _save(found, out)
     say(f"{out}: {len(found):,} quantities")
 
 
-Writer = Callable[[Path, Sequence[dict[str, Any]]], None]
+def _save(found: Sequence[dict[str, Any]], out: Path) -> None:
+    import numpy as np
 
-
-def _writer(out: Path) -> Writer:
-    """What writes a file of this name; InputError where nothing does, or not there."""
-    check_file(out)
-    if out.suffix == ".csv":
-        return _write_csv
-    if out.suffix != ".parquet":
-        raise InputError(f"quantities are written as .csv or .parquet, not to {out.name}")
-    from loopscope.models.extras import extra
-
-    extra("pyarrow", "a .parquet file", "tables")
-    return _write_parquet
-
-
-def _write_csv(out: Path, found: Sequence[dict[str, Any]]) -> None:
-    from loopscope.studies.measured import COLUMNS
-
-    with out.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(found)
-
-
-def _write_parquet(out: Path, found: Sequence[dict[str, Any]]) -> None:
-    from loopscope.models.extras import extra
     from loopscope.studies.measured import COLUMNS, NUMBERS
+    from loopscope.table import Table
 
-    arrow = extra("pyarrow", "a .parquet file", "tables")
-    types = {"n": arrow.int64(), **dict.fromkeys(NUMBERS, arrow.float64())}
-    schema = arrow.schema([(name, types.get(name, arrow.string())) for name in COLUMNS])
-    table = arrow.Table.from_pylist(list(found), schema=schema)
-    extra("pyarrow.parquet", "a .parquet file", "tables").write_table(table, out)
+    types = {"n": np.int64, **dict.fromkeys(NUMBERS, np.float64)}
+    columns = {name: np.array([row[name] for row in found], types.get(name, object)) for name in COLUMNS}
+    Table("quantities", columns).save(out)
 
 
 def _print(found: Sequence[dict[str, Any]]) -> None:

@@ -11,26 +11,33 @@ import typer
 
 from loopscope.cli.app import AsJson, app, note, print_json, prose, say
 from loopscope.cli.display import spinner
+from loopscope.cli.jobs_shown import carried_out, needs_of, refuse_without
 from loopscope.cli.lm import quiet_transformers
-from loopscope.cli.options import Device, FirstStore, Results, SaveEvery, StoreFolder, ZooFolder
+from loopscope.cli.options import Device, FirstStore, Gpus, On, Results, SaveEvery, StoreFolder, ZooFolder
 from loopscope.cli.progress import steps as steps_done
 from loopscope.cli.threads import SMALL, choose_threads, numbers_of
 from loopscope.cli.training import job
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from loopscope.jobs.job import Needs
     from loopscope.studies.claims import Verdict
     from loopscope.studies.evidence import Evidence
-    from loopscope.studies.experiment import Cohort, Experiment
+    from loopscope.studies.experiment import Cohort, Experiment, Profile
+    from loopscope.studies.language.steps import LanguageStep
     from loopscope.studies.records import Record
+    from loopscope.studies.runner import Measurement, Step
+
+
+QUICK, WHOLE, PAPER = PROFILES = ("quick", "whole", "paper")
+"""Parts of populations on weights that are there; all of them on these; everything trained first."""
 
 
 @app.command("list")
 def list_everything(as_json: AsJson = False) -> None:
     """List the experiments and the cohorts of backbones they are done on, and those on language models."""
     from loopscope.studies.claims import decided_by
-    from loopscope.studies.language.records import LANGUAGE
-    from loopscope.studies.registry import COHORTS, EXPERIMENTS
+    from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
 
     names = (*EXPERIMENTS, *LANGUAGE)
     decides = {name: decided_by(name) for name in names}
@@ -39,12 +46,12 @@ def list_everything(as_json: AsJson = False) -> None:
             {"name": each.name, "question": each.question, "cohorts": each.cohorts, "claims": decides[each.name]}
             for each in EXPERIMENTS.values()
         ]
-        spoken = [
+        language = [
             {"name": each.name, "question": each.question, "command": each.command, "claims": decides[each.name]}
             for each in LANGUAGE.values()
         ]
         cohorts = [asdict(each) for each in COHORTS.values()]
-        return print_json({"experiments": experiments, "cohorts": cohorts, "language": spoken})
+        return print_json({"experiments": experiments, "cohorts": cohorts, "language": language})
     say("Experiments, on cohorts of backbones")
     for each in EXPERIMENTS.values():
         _entry(each.name, each.question, f"on {', '.join(each.cohorts)}", decides[each.name])
@@ -53,8 +60,8 @@ def list_everything(as_json: AsJson = False) -> None:
         maps = f"; maps {_maps(cohort)}" if cohort.maps else ""
         _entry(cohort.name, cohort.about, f"{', '.join(cohort.recipes)}, seeds {_range(cohort.seeds)}{maps}")
     say("", "Experiments on language models")
-    for spoken_of in LANGUAGE.values():
-        _entry(spoken_of.name, spoken_of.question, f"`{spoken_of.command}`", decides[spoken_of.name])
+    for test in LANGUAGE.values():
+        _entry(test.name, test.question, f"`{test.command}`", decides[test.name])
 
 
 def _entry(name: str, about: str, more: str, claims: Sequence[str] = ()) -> None:
@@ -69,7 +76,7 @@ def claims(
     as_table: Annotated[
         bool, typer.Option("--table", help="Print a table, with everything that stands beside it.")
     ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables that the README shows.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/ledger.md.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge every claim by the records that are there: the paper's value, ours, does it hold, by which protocol?"""
@@ -94,7 +101,9 @@ def claims(
 @app.command()
 def reproduce(
     experiments: Annotated[list[str] | None, typer.Argument(help="Which; default: all.  `loopscope list`.")] = None,
-    profile: Annotated[str, typer.Option(help="quick: on the zoo's weights; paper: train everything.")] = "quick",
+    profile: Annotated[
+        str, typer.Option(help="quick: on the zoo's weights; whole: all of it on them; paper: train everything.")
+    ] = "quick",
     cohort: Annotated[list[str] | None, typer.Option(help="Only these cohorts of backbones.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report page and its figures.")] = Path("report"),
     store: StoreFolder = Path("store"),
@@ -102,6 +111,8 @@ def reproduce(
     zoo: ZooFolder = None,
     results: Results = None,
     device: Device = "auto",
+    on: On = None,
+    gpus: Gpus = None,
     save_every: SaveEvery = 30.0,
     as_json: AsJson = False,
 ) -> None:
@@ -109,39 +120,46 @@ def reproduce(
     from loopscope.cli.ledger import as_json as in_json
     from loopscope.store.store import Store
     from loopscope.store.zoo import zoo_folder
-    from loopscope.studies.language.records import LANGUAGE
     from loopscope.studies.reading import check_zoo
-    from loopscope.studies.registry import chosen
+    from loopscope.studies.registry import LANGUAGE, chosen
     from loopscope.studies.report.page import check_page
     from loopscope.studies.runner import export as export_records
 
-    spoken = [name for name in experiments or () if name in LANGUAGE]
+    refuse_without(on, gpus=gpus)
+    language = [name for name in experiments or () if name in LANGUAGE]
     others = [name for name in experiments or () if name not in LANGUAGE]
-    asked = chosen(others) if others or not spoken else []
+    asked = chosen(others) if others or not language else []
     if cohort and not asked:
-        raise InputError(f"{spoken[0]} is done on the zoo's language models, not on cohorts of backbones")
-    cohorts = _cohorts(cohort or (), asked) if asked else []
+        raise InputError(f"{language[0]} is done on the zoo's language models, not on cohorts of backbones")
+    cohorts = cohorts_named(cohort or (), asked) if asked else []
     check_page(out)
     refuse_files(out, store, export)
     refuse_incomplete(store, export)
     stored = _stored(results)
-    if profile == "quick":
+    there = profile in (QUICK, WHOLE)
+    if there:
         check_zoo(zoo)
-        _refuse_unspoken(spoken, zoo)
-        fresh = _quick(asked, bool(experiments), cohorts, stored, store, zoo, device) if asked else []
-        if spoken or not (experiments or cohort):
-            fresh += _letters(store, zoo, device)
-    elif profile == "paper" and spoken:
+        _refuse_unmeasurable(language, zoo)
+        amount: Profile = "quick" if profile == QUICK else "paper"
+        small = _steps(asked, bool(experiments), cohorts, stored, zoo, amount) if asked else []
+        todo: list[Measurement] = [] if on else [*small]
+        if language or not (experiments or cohort):
+            todo += _letters(zoo, profile == WHOLE)
+        fresh = _quick_on(on, small, store, zoo, needs_of(on, device, gpus)) if on and small else []
+        fresh += _quick(todo, store, zoo, "auto" if on and device == "cuda" else device) if todo or not on else []
+    elif profile == PAPER and language:
         raise InputError(
-            f"language models are trained by `loopscope lm reproduce {spoken[0]} FOLDER`, not by --profile"
+            f"language models are trained by `loopscope lm reproduce {language[0]} FOLDER`, not by --profile"
         )
-    elif profile == "paper":
+    elif profile == PAPER and on:
+        fresh = _paper_on(on, asked, cohorts, stored, store, needs_of(on, device, gpus), save_every)
+    elif profile == PAPER:
         fresh = _paper(asked, cohorts, store, device, save_every)
     else:
-        raise InputError(f"no profile {profile!r}; there are quick, paper{nearest(profile, ('quick', 'paper'))}")
+        raise InputError(f"no profile {profile!r}; there are {', '.join(PROFILES)}{nearest(profile, PROFILES)}")
     if export is not None:
         export_records(Store(store), Store(export))
-    weights = zoo_folder(zoo) if profile == "quick" else None
+    weights = zoo_folder(zoo) if there else None
     page, verdicts = conclude(stored, fresh, out, store, results, weights)
     if as_json:
         costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
@@ -157,10 +175,11 @@ def conclude(
     Records of language models that the store has from before count as stored ones do.
     """
     from loopscope.store.store import Store
-    from loopscope.studies.language.records import LANGUAGE
     from loopscope.studies.reading import read
+    from loopscope.studies.registry import LANGUAGE
 
-    before = [each for each in read(Store(store)) if each.experiment in LANGUAGE]
+    others = read(Store(store), besides={record.key for record in fresh})
+    before = [each for each in others if each.experiment in LANGUAGE]
     evidence = _evidence([*stored, *before], fresh, results, store, zoo)
     page, verdicts = _page(evidence, out, _other_bits(store, results))
     measured = {record.experiment for record in fresh}
@@ -192,7 +211,7 @@ def refuse_incomplete(*folders: Path | None) -> None:
         check(folder)
 
 
-def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Cohort]:
+def cohorts_named(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Cohort]:
     """Those named, or all that the experiments are done on."""
     from loopscope.studies.registry import COHORTS
 
@@ -206,20 +225,31 @@ def _cohorts(names: list[str] | tuple[()], asked: list[Experiment]) -> list[Coho
     return found
 
 
-def _quick(
-    asked: list[Experiment], by_name: bool, cohorts: list[Cohort], stored: list[Record], folder: Path,
-    zoo: Path | None, device: str,
-) -> list[Record]:  # fmt: skip
-    """Measure on the zoo's weights.  InputError for what was asked for by name and cannot be done on any of them."""
+def _quick(todo: list[Measurement], folder: Path, zoo: Path | None, device: str) -> list[Record]:
+    """Measure on the zoo's weights."""
     from loopscope.store.store import Store
     from loopscope.store.zoo import open_zoo
-    from loopscope.studies.graph_walk.experiments import selection
-    from loopscope.studies.runner import carry_out, steps
+    from loopscope.studies.runner import carry_out
     from loopscope.training.job import pick_device
+
+    at = pick_device(device)
+    choose_threads(SMALL)
+    with steps_done("measuring", len(todo)) as shown:
+        return list(carry_out(todo, open_zoo(zoo), Store(folder), at, shown.log, shown.advance))
+
+
+def _steps(
+    asked: list[Experiment], by_name: bool, cohorts: list[Cohort], stored: list[Record], zoo: Path | None,
+    amount: Profile,
+) -> list[Step]:  # fmt: skip
+    """What is measured on the zoo's backbones; InputError for what was asked for by name and cannot be done on any."""
+    from loopscope.store.zoo import open_zoo
+    from loopscope.studies.graph_walk.experiments import selection
+    from loopscope.studies.runner import steps
 
     weights = open_zoo(zoo)
     chosen = selection(stored)
-    todo = steps(weights, cohorts, asked, chosen, "quick")
+    todo = steps(weights, cohorts, asked, chosen, amount)
     done = {step.experiment.name for step in todo}
     idle = [each.name + _needs(each, cohorts) for each in asked if each.name not in done]
     if not todo or (by_name and idle):
@@ -227,17 +257,15 @@ def _quick(
             f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)} for "
             f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
         )
-    choose_threads(SMALL)
-    with steps_done("measuring", len(todo)) as shown:
-        return list(shown.each(carry_out(todo, weights, Store(folder), pick_device(device), shown.log)))
+    return todo
 
 
-def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
+def _refuse_unmeasurable(names: list[str], zoo: Path | None) -> None:
     """InputError for experiments on language models, asked for by name, that the zoo's weights do not allow."""
     from loopscope.models.extras import lacking
     from loopscope.store.zoo import open_zoo
     from loopscope.studies.language.layouts import LETTERS
-    from loopscope.studies.language.records import LANGUAGE
+    from loopscope.studies.registry import LANGUAGE
 
     for name in names:
         if missing := lacking():
@@ -249,13 +277,11 @@ def _refuse_unspoken(names: list[str], zoo: Path | None) -> None:
             raise InputError(f"{weights.root} has no language model for {name}; `{LANGUAGE[name].command}` tests one")
 
 
-def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
-    """Measure the zoo's letter walkers; where packages for that are missing, say so in a line and go on."""
+def _letters(zoo: Path | None, whole: bool) -> list[LanguageStep]:
+    """The zoo's letter walkers, on the first pairs or all; where packages are missing, say so in a line and go on."""
     from loopscope.models.extras import lacking
     from loopscope.store.artefacts import LM_MAP
-    from loopscope.store.store import Store
     from loopscope.store.zoo import open_zoo
-    from loopscope.training.job import pick_device
 
     weights = open_zoo(zoo)
     if not weights.every(LM_MAP):
@@ -264,11 +290,9 @@ def _letters(folder: Path, zoo: Path | None, device: str) -> list[Record]:
         note(f"loopscope: letters are left out: a language model {missing}")
         return []
     quiet_transformers()
-    from loopscope.studies.language import zoo as language_zoo
+    from loopscope.studies.language.zoo import PAIRS, letter_steps
 
-    with spinner() as log:
-        at = pick_device(device)
-        return list(language_zoo.walked(weights, Store(folder), at, language_zoo.PAIRS, log))
+    return letter_steps(weights, None if whole else PAIRS)
 
 
 def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:
@@ -285,17 +309,48 @@ def _paper(
 
     sizes = [(backbone_recipe(name), len(cohort.seeds)) for cohort in cohorts for name in cohort.recipes]
     choose_threads(max(numbers_of(each.model, each.batch, seeds) for each, seeds in sizes))
-    with job(device, folder, save_every) as (store, settings, _, log):
+    with job(device, folder, save_every) as (store, settings, log):
         return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, log)]
 
 
+def _paper_on(
+    on: str, asked: list[Experiment], cohorts: list[Cohort], stored: list[Record], folder: Path, needs: Needs,
+    save_every: float,
+) -> list[Record]:  # fmt: skip
+    """The whole campaign as jobs of an engine."""
+    from loopscope.cli.stores import store_to_be
+    from loopscope.studies.campaign import Campaign, records_of
+    from loopscope.studies.times import recorded_times
+
+    store = store_to_be(folder)
+    graph = Campaign(cohorts, asked, store, needs, recorded_times()).graph()
+    return records_of(carried_out(graph, store, on, save_every), store)
+
+
+def _quick_on(on: str, todo: list[Step], folder: Path, zoo: Path | None, needs: Needs) -> list[Record]:
+    """Measurements on the zoo's backbones as jobs of an engine."""
+    from loopscope.cli.stores import store_to_be
+    from loopscope.store.zoo import open_zoo
+    from loopscope.studies.campaign import measuring_graph, records_of
+    from loopscope.studies.times import recorded_times
+
+    store = store_to_be(folder)
+    graph = measuring_graph(todo, open_zoo(zoo), needs, recorded_times())
+    return records_of(carried_out(graph, store, on), store)
+
+
 def evidence_of(results: Path | None, store: Path | None) -> Evidence:
-    """The stored records and, before them, those of a store."""
+    """The stored records and, before them, those of a store; where there are none, that is said."""
     from loopscope.cli.stores import open_store
     from loopscope.studies.reading import read
 
     fresh = [] if store is None else read(open_store(store))
-    return _evidence(_stored(results), fresh, results, store)
+    found = _evidence(_stored(results), fresh, results, store)
+    if not found.records:
+        note(
+            "loopscope: there are no records; those of a checkout are in its results/, others with --results or --store"
+        )
+    return found
 
 
 def _stored(folder: Path | None) -> list[Record]:

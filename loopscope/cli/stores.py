@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopscope.cli.app import AsJson, app, fail, print_json, print_table, say
-from loopscope.cli.options import StoreFolder, ZooFolder
+from loopscope.cli.display import spinner
+from loopscope.cli.options import On, StoreFolder, ZooFolder
 from loopscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,12 +54,14 @@ def store_verify(
 
     here = open_store(store)
     others = _shipped() if against is None else [open_store(folder) for folder in against]
-    told: dict[tuple[str, str], list[str]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     found = here.verify()
     for each in differing(here, others):
-        told.setdefault((each.kind, each.key), []).append(str(each))
+        reasons.setdefault((each.kind, each.key), []).append(str(each))
     found = tuple(
-        replace(status, reason="; ".join(told.get((status.kind, status.key), ()))) if status.state == "ok" else status
+        replace(status, reason="; ".join(reasons.get((status.kind, status.key), ())))
+        if status.state == "ok"
+        else status
         for status in found
     )
     _show_store(found, as_json)
@@ -80,11 +83,11 @@ def _shipped() -> list[Store]:
 def _refuse_bad(found: Iterable[Status]) -> None:
     """End with exit code 3 and one line if any artefact is not as it should be."""
     states = [status.state for status in found]
-    told = [
+    wrong = [
         f"{states.count(state)} of {len(states)} artefacts {what}" for state, what in BAD.items() if state in states
     ]
-    if told:
-        fail("; ".join(told), 3)
+    if wrong:
+        fail("; ".join(wrong), 3)
 
 
 @store_app.command("gc")
@@ -100,6 +103,49 @@ def store_gc(
         return print_json(asdict(report))
     title = f"{'would free' if dry_run else 'freed'} {report.freed:,} bytes; {report.live} writers at work"
     print_table(title, ("path", "reason", "bytes"), ((r.path, r.reason, f"{r.size:,}") for r in report.removed), left=2)
+
+
+@store_app.command("check")
+def store_check(
+    store: StoreFolder = Path("store"),
+    on: On = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a worker whether a store can be shared with it: locks, renaming, visibility; exit code 2 if it cannot."""
+    from loopscope.jobs.engines import engine_of
+    from loopscope.jobs.probe import check
+
+    place = store_to_be(store)
+    engine = engine_of(on or "local:1")
+    try:
+        with spinner() as log:
+            log(f"asking a worker of {on or 'local:1'}")
+            found = check(engine, place)
+    finally:
+        engine.close()
+    if as_json:
+        return print_json({"store": str(place.root), **asdict(found)})
+    where = f"{found.worker}, this machine: of others nothing is said" if found.same_machine else found.worker
+    say(f"{place.root}: can be shared with a worker ({where})")
+    say("locks: a lock that is held here is refused there; renaming: nothing is put where something is")
+    say(f"seen: there after {found.worker_saw:.1f} s what is written here, here after {found.driver_saw:.1f} s")
+
+
+@store_app.command("push")
+def store_push(
+    url: Annotated[str, typer.Argument(help="Where to: s3://BUCKET/FOLDER, or any place that fsspec knows.")],
+    store: StoreFolder = Path("store"),
+    as_json: AsJson = False,
+) -> None:
+    """Copy finished artefacts to an object store, each with its manifest last; what is there stays as it is."""
+    from loopscope.store.pushing import push
+    from loopscope.training.checkpoints import KIND
+
+    with spinner() as log:
+        found = push(open_store(store), url, besides=(KIND,), log=log)
+    if as_json:
+        return print_json({"url": url, **asdict(found)})
+    say(f"{url}: {found.copied} artefacts copied, {found.size:,} bytes; {found.there} were there")
 
 
 @zoo_app.command("list")

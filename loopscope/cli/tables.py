@@ -86,6 +86,6 @@ def _row(row: Sequence[Cell], widths: Sequence[int], gap: int, left: int) -> Ite
 def _paragraph(heads: Sequence[str], row: Sequence[Cell], width: int) -> Iterator[str]:
     first, *others = (", ".join(filter(None, cell)) for cell in row)
     yield from wrapped(first, width, "  ", "")
-    told = [f"{head}: {text}" if head else text for head, text in zip(heads[1:], others, strict=True) if text]
-    if told:
-        yield from wrapped("; ".join(told), width, "    ")
+    parts = [f"{head}: {text}" if head else text for head, text in zip(heads[1:], others, strict=True) if text]
+    if parts:
+        yield from wrapped("; ".join(parts), width, "    ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -13,15 +13,18 @@ import typer
 
 from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import Display, display, spinner
-from loopscope.cli.options import Device, SaveEvery, StoreFolder
+from loopscope.cli.jobs_shown import carried_out, needs_of, refuse_without
+from loopscope.cli.options import Device, Gpus, On, SaveEvery, StoreFolder
 from loopscope.cli.stopping import asked_to_stop
 from loopscope.cli.stores import open_store, store_to_be
 from loopscope.cli.threads import SMALL, choose_threads, numbers_of
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from loopscope.jobs.job import Graph, Needs
     from loopscope.store.store import Artefact, Store
     from loopscope.training.cohort.jobs import Finished, Settings
+    from loopscope.training.recipe import BackboneRecipe, MapRecipe
 
 
 @app.command()
@@ -73,19 +76,26 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A backbone recipe; `loopscope recipes` lists them.")],
     seeds: Annotated[str, typer.Option(help="Seeds, such as 3-13 or 0,4,7.")],
     device: Device = "auto",
+    on: On = None,
+    gpus: Gpus = None,
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Train backbones, one for each seed, side by side.  The same command goes on after an interruption."""
+    refuse_without(on, gpus=gpus)
     numbers = _numbers("--seeds", seeds)
     from loopscope.studies.recipes import backbone_recipe
     from loopscope.training.cohort.jobs import train as train_backbones
 
     chosen = backbone_recipe(recipe)
+    started = time.perf_counter()
+    if on is not None:
+        graph = _training_graph(chosen, numbers, needs_of(on, device, gpus))
+        device = _elsewhere(on, graph, store, save_every)
     choose_threads(numbers_of(chosen.model, chosen.batch, len(numbers)))
-    with job(device, store, save_every) as (target, settings, started, _):
-        _show(train_backbones(chosen, numbers, target, settings), settings, started, as_json)
+    with job(device, store, save_every) as (target, settings, _):
+        _show(train_backbones(chosen, numbers, target, settings), settings, started, on, as_json)
 
 
 @app.command()
@@ -94,11 +104,14 @@ def fit(
     backbone: Annotated[list[str], typer.Option(help="Name or key of a backbone in the store or the zoo.")],
     fits: Annotated[str, typer.Option(help="Numbers of the fits, such as 1,2.")] = "1",
     device: Device = "auto",
+    on: On = None,
+    gpus: Gpus = None,
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Fit maps to frozen backbones; all targets and fits of a backbone side by side."""
+    refuse_without(on, gpus=gpus)
     numbers = _numbers("--fits", fits)
     from loopscope.studies.recipes import RECIPES, map_recipe
     from loopscope.training.cohort.jobs import check_fit
@@ -107,12 +120,48 @@ def fit(
     # `--backbone A B` leaves B among the arguments; a backbone is never called like a recipe.
     chosen = [map_recipe(name) for name in dict.fromkeys(recipes) if name in RECIPES or name == recipes[0]]
     wanted = [*backbone, *(name for name in recipes[1:] if name not in RECIPES)]
-    with job(device, store, save_every) as (target, settings, started, _):
+    started = time.perf_counter()
+    if on is not None:
+        graph = _fitting_graph(chosen, dict.fromkeys(wanted), numbers, store_to_be(store), needs_of(on, device, gpus))
+        device = _elsewhere(on, graph, store, save_every)
+    with job(device, store, save_every) as (target, settings, _):
         found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
         models = [check_fit(chosen, artefact) for artefact in found]
         choose_threads(numbers_of(models[0].config, chosen[0].batch, len(chosen) * len(numbers)))
         done = [each for one in found for each in fit_maps(chosen, target.adopt(one), numbers, target, settings)]
-        _show(done, settings, started, as_json)
+        _show(done, settings, started, on, as_json)
+
+
+def _elsewhere(on: str, graph: Graph, folder: Path, save_every: float) -> str:
+    """Have jobs done by an engine; gives the device of this process, which then only looks up what they made."""
+    carried_out(graph, store_to_be(folder), on, save_every)
+    return "cpu"
+
+
+def _training_graph(recipe: BackboneRecipe, seeds: list[int], needs: Needs) -> Graph:
+    from loopscope.jobs.job import Graph, Job
+
+    settings = {"recipe": recipe.to_dict(), "seeds": seeds}
+    return Graph((Job(f"train {recipe.name}", "train", settings, needs=needs),))
+
+
+def _fitting_graph(
+    maps: list[MapRecipe], backbones: Iterable[str], fits: list[int], store: Store, needs: Needs
+) -> Graph:  # fmt: skip
+    """One job for each backbone, which is copied into the store first."""
+    from loopscope.jobs.job import Graph, Job
+    from loopscope.store.artefacts import BACKBONE, name_of
+    from loopscope.training.cohort.jobs import check_fit
+
+    found = [_backbone(store, name) for name in backbones]
+    for each in found:
+        check_fit(maps, each)
+    settings = {"recipes": [each.to_dict() for each in maps], "fits": fits}
+    names = "+".join(each.name for each in maps)
+    return Graph(tuple(
+        Job(f"fit {names} on {name_of(each)}", "fit", settings, {BACKBONE: store.adopt(each).key}, needs)
+        for each in found
+    ))  # fmt: skip
 
 
 @app.command()
@@ -187,7 +236,6 @@ class Job(NamedTuple):
 
     store: Store
     settings: Settings
-    started: float
     log: Callable[[str], None]
 
 
@@ -201,7 +249,7 @@ def job(device: str, folder: Path, save_every: float) -> Iterator[Job]:
     refuse_unreadable(store)
     with at_work(device, save_every) as (shown, how):
         settings = Settings(**how, metrics=folder / "metrics", log=lambda line: note(f"loopscope: {line}"))
-        yield Job(store, settings, time.perf_counter(), shown.log)
+        yield Job(store, settings, shown.log)
 
 
 @contextmanager
@@ -219,18 +267,18 @@ def at_work(device: str, save_every: float) -> Iterator[tuple[Display, dict[str,
         yield shown, {"device": chosen, "save_every": save_every, "watch": watch, "stop": stop}
 
 
-def _show(done: list[Finished], settings: Settings, started: float, as_json: bool) -> None:
-    seconds = time.perf_counter() - started
+def _show(done: list[Finished], settings: Settings, started: float, on: str | None, as_json: bool) -> None:
+    seconds, where = time.perf_counter() - started, on or settings.device.type
     if as_json:
         members = [
             {"key": each.key, "seed": each.seed, "name": each.name, "selected_update": each.selected_update,
              "score": list(each.score), "digests": dict(each.digests)}
             for each in done
         ]  # fmt: skip
-        report = {"device": settings.device.type, "seconds": seconds, "metrics": str(settings.metrics)}
+        report = {"device": where, "seconds": seconds, "metrics": str(settings.metrics)}
         return print_json({**report, "members": members})
     print_table(
-        f"{len(done)} ready after {seconds:.1f} s on {settings.device.type}; metrics in {settings.metrics}",
+        f"{len(done)} ready after {seconds:.1f} s on {where}; metrics in {settings.metrics}",
         ("name", "key", "final weights", "selected weights", "selected at", "score"),
         (
             (each.name, each.key[:16], each.digests["final"][:12], each.digests["selected"][:12],

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 import torch
 from torch import Tensor
 
 from loopscope.address import Address, Site, grid
-from loopscope.cli.bench.timing import Log, each_call, silent
-from loopscope.execute.executor import Result, run
+from loopscope.cli.bench.timing import CPU, done, each_call
+from loopscope.execute.executor import run
 from loopscope.execute.plain import PlainRun, plain_run
+from loopscope.execute.traces import Result
+from loopscope.log import Log, silent
 from loopscope.maps import DiagonalLowRank
 from loopscope.model import LoopedTransformer, graph_walk_config
 from loopscope.program import Call, F, J, Program, Run
@@ -35,6 +38,11 @@ class PatchingCase:
     tokens: Tensor | None = None
     state: Tensor | None = None
     others: dict[str, Tensor] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> PatchingCase:
+        """The same with all inputs on a device."""
+        tokens, state = (None if each is None else each.to(device) for each in (self.tokens, self.state))
+        return replace(self, tokens=tokens, state=state, others={n: t.to(device) for n, t in self.others.items()})
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ def patching_cases() -> Iterator[PatchingCase]:
     )
 
 
-def bench_patching(log: Log = silent) -> list[Timing]:
+def bench_patching(log: Log = silent, device: torch.device = CPU) -> list[Timing]:
     """Time every case both ways; `log` gets the name of each case before it starts.
 
     The plain way is one full run per program with explicit attention, sources computed once: what tools based on
@@ -115,10 +123,12 @@ def bench_patching(log: Log = silent) -> list[Timing]:
     with torch.no_grad():
         for step in maps.values():
             step.B.normal_(std=0.05, generator=torch.Generator().manual_seed(7))
+    for part in (model, *maps.values()):
+        part.to(device)
     timings = []
     for case in patching_cases():
         log(case.name)
-        timings.append(time_case(model, case, maps))
+        timings.append(time_case(model, case.on(device), maps))
     return timings
 
 
@@ -129,12 +139,12 @@ def time_case(model: LoopedTransformer, case: PatchingCase, maps: dict[str, Diag
     inputs = {"main": main, **case.others}
 
     sources = {
-        (patch.source.program, patch.source.input or "main")
+        (patch.giver.program, patch.giver.input or "main")
         for program in case.programs
         for step in program.steps
         if isinstance(step, Call)
         for patch in step.patches
-        if isinstance(patch.source, Run)
+        if isinstance(patch.giver, Run)
     }
 
     def ours() -> Result:
@@ -154,9 +164,9 @@ def time_case(model: LoopedTransformer, case: PatchingCase, maps: dict[str, Diag
 
     plain_run(model, inputs, case.programs[0], maps=maps)  # warm up both, so that no first allocation is timed
     ours()
-    elapsed, result = each_call(ours, REPEATS)
+    elapsed, result = each_call(partial(done, ours, main.device), REPEATS)
     got = {program: trace.logits for program, trace in result.traces.items()}
-    elapsed_plain, (wanted, calls) = each_call(plain, PLAIN_REPEATS)
+    elapsed_plain, (wanted, calls) = each_call(partial(done, plain, main.device), PLAIN_REPEATS)
     plain_s, ours_s = min(elapsed_plain), median(elapsed)
     return Timing(
         case=case.name,

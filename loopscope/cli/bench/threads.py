@@ -8,8 +8,9 @@ from functools import partial
 
 import torch
 
-from loopscope.cli.bench.timing import Log, in_turn, silent
+from loopscope.cli.bench.timing import in_turn
 from loopscope.execute.executor import run
+from loopscope.log import Log, silent
 from loopscope.model import LoopedTransformer, graph_walk_config
 from loopscope.program import F
 from loopscope.studies.recipes import backbone_recipe, map_recipe

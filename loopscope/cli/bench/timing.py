@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
+from loopscope.log import Log, silent
 from loopscope.training.checkpoints import Resumable
 
-Log = Callable[[str], None]
-
-
-def silent(line: str) -> None:
-    """Log nothing."""
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,23 @@ def seconds_per_call(step: Callable[[], object], count: int, device: torch.devic
     """Seconds of one of `count` calls in a row, after two that are not timed."""
     for _ in range(2):
         step()
-    _wait(device)
+    wait_for(device)
     started = time.perf_counter()
     for _ in range(count):
         step()
-    _wait(device)
+    wait_for(device)
     return (time.perf_counter() - started) / count
 
 
-def each_call(step: Callable[[], Any], count: int) -> tuple[list[float], Any]:
+def each_call(
+    step: Callable[[], Any], count: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[list[float], Any]:
     """The seconds of `count` calls, and what the last of them gave."""
     found, last = [], None
     for _ in range(count):
-        started = time.perf_counter()
+        started = clock()
         last = step()
-        found.append(time.perf_counter() - started)
+        found.append(clock() - started)
     return found, last
 
 
@@ -75,17 +75,30 @@ def timed_windows(trainer: Resumable, look: Callable[[Any], int] = lambda _: 0) 
     return marks
 
 
-def in_turn(ways: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
+def in_turn(
+    ways: Mapping[Any, Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+    device: torch.device = CPU,
+) -> dict[Any, float]:
     """Median seconds of each way.  They take turns, so that what else the machine does befalls all of them alike."""
     found: dict[Any, list[float]] = {name: [] for name in ways}
     for step in ways.values():
-        step()
+        done(step, device)
     for _ in range(rounds):
         for name, step in ways.items():
-            found[name] += each_call(step, 1)[0]
+            found[name] += each_call(partial(done, step, device), 1, clock)[0]
     return {name: median(times) for name, times in found.items()}
 
 
-def _wait(device: torch.device) -> None:
+def done(step: Callable[[], Any], device: torch.device) -> Any:
+    """What a call gives, when the device is done with it."""
+    found = step()
+    wait_for(device)
+    return found
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

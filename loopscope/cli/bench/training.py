@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
-from loopscope.cli.bench.timing import Log, Machine, machine, seconds_per_call, silent, timed_windows
+from loopscope.cli.bench.timing import Machine, machine, seconds_per_call, timed_windows
+from loopscope.log import Log, silent
 from loopscope.model import LoopedTransformer
 from loopscope.studies.costs import training_flops
 from loopscope.studies.recipes import backbone_recipe, map_recipe
@@ -26,7 +27,7 @@ from loopscope.training.cohort.jobs import BACKBONES, FITS, initial_model
 from loopscope.training.cohort.objective import Objective, new_map
 from loopscope.training.cohort.parity import ParityBackbones
 from loopscope.training.cohort.streams import GraphStream
-from loopscope.training.cohort.trainer import WINDOW, Trainer
+from loopscope.training.cohort.trainer import LOOK_EVERY, Trainer
 from loopscope.training.recipe import BackboneRecipe, GraphData, MapRecipe, Optimiser, ParityData, WalkFit
 
 AnyRecipe = TypeVar("AnyRecipe", BackboneRecipe, MapRecipe)
@@ -86,7 +87,7 @@ def _backbones(recipe: BackboneRecipe, seeds: int, device: torch.device) -> Obje
 
 def _short(recipe: AnyRecipe, device: torch.device) -> AnyRecipe:
     """The recipe cut to a few windows, the last of one update, which ends with a check and is not timed."""
-    updates = WINDOW[device.type] * WINDOWS + 1
+    updates = LOOK_EVERY[device.type] * WINDOWS + 1
     return replace(recipe, stages=(replace(recipe.stages[0], updates=updates, check_every=0),))
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from loopscope.cli.bench.timing import Log, silent, timed_windows
+from loopscope.cli.bench.timing import timed_windows
 from loopscope.errors import InputError
+from loopscope.log import Log, silent
 from loopscope.training.lm.jobs import Settings, prepared, tuner_of
 from loopscope.training.lm.recipe import Recipe
-from loopscope.training.lm.trainer import WINDOW
+from loopscope.training.lm.trainer import LOOK_EVERY
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def bench_tuning(
     """
     if windows < 2:
         raise InputError(f"there must be at least 2 windows, one before the clock starts, not {windows}")
-    updates = windows * WINDOW[device.type]
+    updates = windows * LOOK_EVERY[device.type]
     pace = recipe.pace if recipe.trains == "map" else 1.0  # of a map it does not grow
     at_once: dict[str, Any] = {"grow_every": 0, "grow_at": None, "grow_from": 1, "pace": pace}
     asked = replace(recipe, updates=updates, gate=None, horizon=0, **at_once)
