@@ -6,10 +6,12 @@ them all takes longer than the test.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 CALLS = 200
 """Calls of a function that are checked in every test."""
@@ -20,16 +22,27 @@ MADE = 20
 
 
 class _Now:
-    """Which test is running: one more than the test before; and what it made inside functions."""
+    """Which test is running: one more than the test before; what it made inside functions; whom it checks no more."""
 
     test = 0
     made: ClassVar[Counter[tuple[str, str]]] = Counter()
+    passed: ClassVar[WeakSet[Any]] = WeakSet()
 
 
 def next_test() -> None:
     """All functions are checked again."""
     _Now.test += 1
     _Now.made.clear()
+    for function in _Now.passed:
+        del function.__no_type_check__
+    _Now.passed.clear()
+
+
+def _pass_over(function: Any) -> None:
+    """jaxtyping calls it directly from now on: binding the arguments for a check that is left out takes long, too."""
+    if function is not None:
+        function.__no_type_check__ = True
+        _Now.passed.add(function)
 
 
 def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,6 +69,8 @@ def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
             test, count = _Now.test, 0
         count += 1
         if count > most:
+            # jaxtyping hands in what it made for the check; the function itself is in its frame, which calls this.
+            _pass_over(sys._getframe(1).f_locals.get("fn"))
             return None
         if checked is None:
             checked = beartype(function)

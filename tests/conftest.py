@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+# The tensors here are tiny.  A second thread brings nothing, and on a busy machine waiting for it takes milliseconds
+# per operation; in the processes that tests start, too.  Libraries read this when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
-from hypothesis import settings
 from jaxtyping import install_import_hook
 
 from tests.annotations import next_test
@@ -19,7 +23,7 @@ from tests.annotations import next_test
 # front of the function would answer first.
 SMALL_TASKS = ("draws", "graph_walk", "labels", "parity", "populations", "relations")
 SMALL_TASK_MODULES = {f"loopscope.tasks.{name}" for name in SMALL_TASKS}
-ANSWER_THEMSELVES = {"loopscope.execute.executor", "loopscope.stats", *SMALL_TASK_MODULES}
+ANSWER_THEMSELVES = {"loopscope.execute.executor", "loopscope.execute.unequal", "loopscope.stats", *SMALL_TASK_MODULES}
 # The functions inside their functions would be decorated, which means compiled, anew at every call of the outer one.
 TOO_SLOW = {"loopscope.execute.engine", "loopscope.execute.plain"}
 UNCHECKED = ANSWER_THEMSELVES | TOO_SLOW
@@ -40,13 +44,20 @@ TYPES_CHECKED = importlib.util.find_spec("beartype") is not None
 if TYPES_CHECKED:  # here and not in a fixture: only modules imported from now on are checked
     install_import_hook(_checked_modules(), "tests.annotations.first_calls")
 
-settings.register_profile("loopscope", derandomize=True, deadline=None, print_blob=True)
-settings.load_profile("loopscope")
+if importlib.util.find_spec("hypothesis") is not None:  # tests on a GPU need none
+    from hypothesis import settings
 
-# The tensors here are tiny.  A second thread brings nothing, and on a busy machine waiting for it takes milliseconds
-# per operation; in the processes that tests start, too.
-torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+    settings.register_profile("loopscope", derandomize=True, deadline=None, print_blob=True)
+    settings.load_profile("loopscope")
+
+torch.set_num_threads(1)  # whatever the variable says
+
+# Without a GPU, Triton's interpreter runs the kernels.  Triton reads this when it is imported, which any test may do.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# A path that is not there may look like the name of a model on the hub.  No test asks for it outside this machine.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +70,12 @@ def pytest_report_header() -> str:
         left_out = ", ".join(sorted(UNCHECKED))
         return f"annotations: shapes checked at run time by jaxtyping and beartype, except in {left_out}"
     return "annotations: NOT checked at run time, because beartype is not installed"
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays until the end: no garbage collection need go through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 LEFT_OUT = pytest.StashKey[int]()
@@ -91,6 +108,16 @@ def _anew() -> None:
     """Every test starts from the same state of torch's global generator, and annotations are checked again."""
     torch.manual_seed(0)
     next_test()
+
+
+@pytest.fixture(scope="module")
+def few_draws() -> Iterator[None]:
+    """Bootstraps of 200 draws at most: for tests of what is judged and told, where no end of an interval decides."""
+    from loopscope import resampling, stats
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stats, "draw", lambda seed, draws, units: resampling.draw(seed, min(draws, 200), units))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Not collected by default, because of the download.  Run it by name: `python -m p
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,10 @@ def test_logits_equal_those_of_transformers_reading_the_file_itself(folder: Path
     stack = load(folder)
     assert tokenizer.decode(generate(stack, tokens, "F", new=20).texts()[0]) == "The capital of France is Paris."
     torch.testing.assert_close(run(stack, tokens, "F")["F"].logits[:, 0], expected[:, -1], rtol=0, atol=1e-3)
+
+
+def test_the_notebook_on_it_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMOLLM2", str(folder))
+    examples = Path(__file__).parent.parent / "examples"
+    book = runpy.run_path(str(examples / "run_notebooks.py"))["executed"](examples / "smollm2-looped.ipynb")
+    assert "' Paris'" in str(book.cells)

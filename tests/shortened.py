@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from loopscope.studies.language.protocols import Plan, plan
+from loopscope.studies.language.protocols import ProtocolPlan, plan
 from loopscope.training.lm.recipe import Recipe
 
 SHORT = ("updates=2", "examples=5", "micro=5", "checked=1", "rate=0.01")
 
 
-def recipes(asked: Plan) -> list[Recipe]:
+def recipes(asked: ProtocolPlan) -> list[Recipe]:
     """All recipes of a plan, in order."""
     first = [] if asked.adapt is None else [asked.adapt]
     return [*first, *(each for backbone, step, _ in asked.arms for each in (backbone, step))]

@@ -52,8 +52,8 @@ def test_addresses_are_values() -> None:
 
 
 def test_components_are_those_of_a_layer_in_order_of_computation() -> None:
-    assert COMPONENTS == ("resid", "q", "k", "v", "pattern", "z", "attn_out", "mlp_out")
-    assert set(COMPONENTS) - PER_HEAD == {"resid", "attn_out", "mlp_out"}
+    assert COMPONENTS == ("resid", "q", "k", "v", "pattern", "z", "attn_out", "mlp_hidden", "mlp_out")
+    assert set(COMPONENTS) - PER_HEAD == {"resid", "attn_out", "mlp_hidden", "mlp_out"}
 
 
 # Against a model -----------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_a_row_named_twice_in_two_ways(text: str, near: str, refused: Callable[.
             "cannot read 'layer[one]' in address 'layer[one].z'; inside [] stand whole numbers or *",
             None,
         ),
-        ("layer[1.5].z", "cannot read 'layer[1'", None),
+        ("layer[1.5].z", "cannot read 'layer[1.5]'", None),
         ("layer[1_0].z", "cannot read 'layer[1_0]'", None),
         ("layer[" + "9" * 5000 + "].z", "inside [] stand whole numbers", None),
         ("layer[1].head[0,*].z", "cannot read 'head[0,*]'", None),
@@ -200,6 +200,13 @@ def test_a_grid_holds_every_loop_layer_and_head_once() -> None:
 def test_a_grid_without_heads_takes_them_together() -> None:
     assert grid("resid", loops=[1], layers=iter([1, 2])) == (Address(1, Site(1, "resid")), Address(1, Site(2, "resid")))
     assert grid("z", loops=[], layers=[1]) == ()
+    assert grid("z", loops=[1], layers=[1], rows=[-1, 0])[0].site.rows == (-1, 0)
+
+
+def test_rows_and_heads_of_a_site_are_tuples(refused: Callable[..., str]) -> None:
+    told = "a tuple such as (0, 1), not"
+    assert f"rows are {told} -1" in refused(InputError, lambda: grid("z", loops=[1], layers=[1], rows=-1))  # type: ignore[arg-type]
+    assert f"heads are {told} [0]" in refused(InputError, lambda: Site(1, "z", [0]))  # type: ignore[arg-type]
 
 
 def test_a_grid_of_heads_needs_a_component_with_heads(refused: Callable[..., str]) -> None:

@@ -36,6 +36,10 @@ def test_the_first_calls_of_a_test_are_checked() -> None:
     for _ in range(CALLS):
         same(torch.zeros(2, 2))
     same(torch.zeros(2, 3))  # one more, which nobody looks at
+    same(torch.zeros(2, 3))
+    next_test()
+    with pytest.raises(TypeCheckError, match="the parameters"):
+        same(torch.zeros(2, 3))
 
 
 def test_of_functions_made_again_and_again_the_first_are_checked() -> None:

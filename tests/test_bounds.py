@@ -9,15 +9,26 @@ from typing import Any
 import pytest
 
 from loopscope.address import MOST_NAMED, Address, Site
-from loopscope.bounds import LAYERS, LOOPS, SHOWN, VOCABULARY, WIDTH, shown
+from loopscope.bounds import (
+    LAYERS,
+    LOOPS,
+    MOST_MAPS,
+    MOST_NESTED,
+    MOST_PATCHES,
+    MOST_STEPS,
+    SHOWN,
+    VOCABULARY,
+    WIDTH,
+    shown,
+)
 from loopscope.errors import InputError
 from loopscope.execute.executor import check_programs, run
-from loopscope.execute.plan import Sizes
+from loopscope.execute.runs import Sizes
 from loopscope.model import LoopedTransformer, ModelConfig
 from loopscope.models.folders import build, load
 from loopscope.models.ouro import OuroConfig
 from loopscope.models.stacks import stack_from_config
-from loopscope.program import MOST_MAPS, MOST_NESTED, MOST_PATCHES, MOST_STEPS, F, Given, J, Program, Run, h
+from loopscope.program import F, Given, J, Program, Run, h
 from tests.model_folders import ouro_folder
 from tests.ouro_tiny import CONFIG
 from tests.stack_tiny import CONFIGS

@@ -27,7 +27,7 @@ from loopscope.studies.graph_walk.selection import Role, Selection
 from loopscope.studies.records import PIECE, RECORD, Predictions, Record, load, records
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import Step, carry_out, export, from_nothing, steps
-from loopscope.studies.subject import Subject
+from loopscope.studies.trained import TrainedModel
 from loopscope.studies.training_logs import histories
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
@@ -52,11 +52,11 @@ class Measuring:
     done: list[str] = field(default_factory=list)
     breaks_on: str = ""
 
-    def __call__(self, subject: Subject, **settings: Any) -> Predictions:
-        if subject.name == self.breaks_on:
+    def __call__(self, trained: TrainedModel, **settings: Any) -> Predictions:
+        if trained.name == self.breaks_on:
             raise BrokenError
-        self.done.append(subject.name)
-        return self.what(subject, **settings)
+        self.done.append(trained.name)
+        return self.what(trained, **settings)
 
 
 def experiment(name: str, measure: Any, *settings: dict[str, Any], uses: tuple[str, ...] | None = ()) -> Experiment:
@@ -184,7 +184,7 @@ def test_what_was_measured_is_written_and_then_read(store: Store) -> None:
 
 
 def test_a_record_rests_on_the_maps_that_it_used(store: Store) -> None:
-    def measure(subject: Subject, **_: Any) -> Predictions:
+    def measure(trained: TrainedModel, **_: Any) -> Predictions:
         return {"tiny-test": {"none": torch.zeros(432, dtype=torch.uint8)}}
 
     for name, uses in {"none": (), "one": ("one",), "all": None}.items():
@@ -209,7 +209,7 @@ def test_a_long_record_is_measured_in_pieces_and_loses_one_at_most(store: Store)
     done: list[Any] = []
     breaks_on = 2
 
-    def measure(subject: Subject, **settings: Any) -> Predictions:
+    def measure(trained: TrainedModel, **settings: Any) -> Predictions:
         if settings.get("part") == breaks_on:
             raise BrokenError
         done.append(settings)
@@ -310,8 +310,8 @@ ONES, BOTH = [0, 1, 2, 3], [0, 1, 2, 4]
 def walks(by_seed: Mapping[int, list[int]]) -> Measuring:
     """Native trajectories in which each seed walks as planted."""
 
-    def measure(subject: Subject, **_: Any) -> Predictions:
-        nodes: list[Tensor] = [advance(RINGS, STARTS, taken) for taken in by_seed[int(subject.name[-1])]]
+    def measure(trained: TrainedModel, **_: Any) -> Predictions:
+        nodes: list[Tensor] = [advance(RINGS, STARTS, taken) for taken in by_seed[int(trained.name[-1])]]
         return {"rings": {"native": torch.stack(nodes).to(torch.uint8)}}
 
     return Measuring(measure)

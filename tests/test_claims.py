@@ -11,13 +11,21 @@ from torch import Tensor
 
 from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, ROWS, Verdict, decide
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.graph_walk.composition import TWO_CALLS, hops, long_strings, name_of
-from loopscope.studies.language.records import LANGUAGE
-from loopscope.studies.records import Facts, Record
-from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.graph_walk.composition import (
+    TWO_CALLS,
+    hops,
+    long_strings,
+    name_of,
+    names_of,
+    strings_of_eight,
+)
+from loopscope.studies.records import ModelFacts, Record
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
 from loopscope.studies.report.ledger import summary
-from loopscope.studies.subject import Walks
+from loopscope.studies.trained import Walks
 from tests.planted.claims import BOTH, IN_ONES, IN_TWOS, MAIN, ONES, native, record, right_on, verdict, walks
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 FIXED = [
     ("native.endpoint", "~100 %", "each >= 99 % on rings"),
@@ -67,7 +75,10 @@ def test_the_claims_are_those_that_were_fixed() -> None:
 def test_a_claim_is_judged_where_an_experiment_measures_it() -> None:
     for claim in ROWS:
         assert claim.judge is not None
-    undecided = {"lasting", "independent", "parity-fp32"}  # an aim of our own; what stands beside a row
+    undecided = {  # an aim of our own; what stands beside a row
+        "lasting", "independent", "parity-fp32", "switching-long", "switching-next", "continuation-again",
+        "lasting-longer",
+    }  # fmt: skip
     assert {claim.experiment for claim in ROWS} == {*EXPERIMENTS, *LANGUAGE} - undecided
     assert {claim.experiment for claim in CLAIMS} == {claim.experiment for claim in ROWS} - {"selecting"}
 
@@ -131,7 +142,9 @@ def test_seeds_outside_of_the_cohort_decide_nothing() -> None:
 
 
 def test_backbones_of_other_recipes_are_no_evidence() -> None:
-    tiny = Record("trajectories", Facts("tiny-0", "", 2, 2, 6, 2, {}), {"tiny-test": {"native": torch.zeros(5, 432)}})
+    tiny = Record(
+        "trajectories", ModelFacts("tiny-0", "", 2, 2, 6, 2, {}), {"tiny-test": {"native": torch.zeros(5, 432)}}
+    )
     assert {each.verdict for each in decide(Evidence([tiny]))} == {NOT_RUN}
 
 
@@ -221,7 +234,8 @@ def test_order(swapped: int, expected: str) -> None:
 
 def eight_calls(fourth: tuple[int, int], mixed: Callable[[Walks, Tensor], Tensor], graphs: int = 512) -> Record:
     at = walks("independent-3001", "five")
-    found = {f"1111-{fit}": right_on(fourth[fit - 1], at.ahead(4), at) for fit in (1, 2)}
+    found = dict.fromkeys(names_of(*strings_of_eight(), fits=2), at.current)
+    found |= {f"1111-{fit}": right_on(fourth[fit - 1], at.ahead(4), at) for fit in (1, 2)}
     strings = long_strings()["mixed"]
     found |= {name_of(string, fit): mixed(at, at.ahead(hops(string))) for string in strings for fit in (1, 2)}
     return record(

@@ -16,13 +16,15 @@ from loopscope.studies.claims import FAILS, HOLDS, Verdict, decide
 from loopscope.studies.closeness import CHANGED, PUBLISHED, changes, label_of, numerics, parts_left, rank
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.language.recipes import recipe
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.lineage import Lineage, Stage, lineage
 from loopscope.studies.recipes import RECIPES
 from loopscope.studies.records import Record, open_results, records
+from loopscope.studies.registry import LANGUAGE
 from loopscope.studies.training_logs import histories
 from loopscope.training.lm.jobs import KIND as MAP
 from loopscope.training.lm.jobs import TRAINING
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 OURS = {"letter", "antonym", "iterate"}
 """Groups of claims on language models, all of which were measured by a changed protocol."""
@@ -88,7 +90,7 @@ def test_changes_follow_from_how_models_were_trained() -> None:
     assert four[:5] == [
         "begun with random weights (paper: the released Ouro-2.6B)",
         "a stage before the task: texts full of look-ups, step by step, up to 2 steps a loop",
-        "the backbone took up to 1,500 updates of 40 at 0.0003 with adamw "
+        "the final-only backbone took up to 1,500 updates of 40 at 0.0003 with adamw "
         "(paper: 500 updates of 8 at 1e-05 with adafactor)",
         "the map learned by every loop, 2 steps a loop (paper: by its last loop)",
         "the map took up to 2,000 updates of 200 at 0.001 with adamw (paper: 500 updates of 16 at 0.0001 with adamw)",

@@ -46,19 +46,19 @@ from loopscope.studies.graph_walk.composition import (
     tables_long,
     tables_two,
 )
-from loopscope.studies.records import Facts, pack
-from loopscope.studies.subject import Subject, Walks, instances, load_subject, walks
+from loopscope.studies.records import ModelFacts, pack
+from loopscope.studies.trained import TrainedModel, Walks, instances, load_trained, walks
 from tests.planted.composition import CPU, perfect, planted
 
-TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
-MAIN = Facts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 3})
+TINY = ModelFacts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
+MAIN = ModelFacts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 3})
 FEW = 12
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def trained() -> TrainedModel:
     """The tiny backbone; its maps that stay serve as J_two, since it has none."""
-    tiny = load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+    tiny = load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
     return replace(tiny, maps={"one": tiny.maps["one"], "two": tiny.maps["stay"]})
 
 
@@ -99,57 +99,55 @@ def test_programs() -> None:
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def plain(subject: Subject, string: str, fit: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def plain(trained: TrainedModel, string: str, fit: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The answers after the last call of a string and before it, by a loop over its letters."""
-    steps = {"1": subject.maps["one"][fit - 1], "2": subject.maps["two"][fit - 1]}
+    steps = {"1": trained.maps["one"][fit - 1], "2": trained.maps["two"][fit - 1]}
     with torch.no_grad():
-        h = subject.model.embed(tokens)
-        for _ in range(subject.loops):
-            h = subject.model.call(h)
+        h = trained.model.embed(tokens)
+        for _ in range(trained.loops):
+            h = trained.model.call(h)
         for letter in string:
             mapped = steps[letter](h) if letter in steps else h
-            h = subject.model.call(mapped)
-        after, before = (subject.model.read(state)[:, -1].argmax(-1) for state in (h, mapped))
+            h = trained.model.call(mapped)
+        after, before = (trained.model.read(state)[:, -1].argmax(-1) for state in (h, mapped))
     return after, before
 
 
-def test_two_calls_are_those_of_a_plain_loop(subject: Subject) -> None:
-    found = measure_two(subject, "tiny-test")["tiny-test"]
+def test_two_calls_are_those_of_a_plain_loop(trained: TrainedModel) -> None:
+    found = measure_two(trained, "tiny-test")["tiny-test"]
     assert set(found) == {"00"} | {f"{string}-{fit}" for string in TWO_CALLS if string != "00" for fit in (1, 2)}
-    tokens = walks("tiny-test", subject).tokens[: FEW * 6]
+    tokens = walks("tiny-test", trained).tokens[: FEW * 6]
     for string in TWO_CALLS:
         for fit in (1, 2):
-            after, _ = plain(subject, string, fit, tokens)
+            after, _ = plain(trained, string, fit, tokens)
             assert torch.equal(found[name_of(string, fit)][: FEW * 6].long(), after)
     assert all(len(nodes) == 432 for nodes in found.values())
 
 
-def test_long_strings_are_those_of_a_plain_loop_and_fit_the_record(subject: Subject) -> None:
-    found = measure_long(subject, "tiny-test", graphs=FEW)["tiny-test"]
-    tokens = walks("tiny-test", subject).tokens[: FEW * 6]
+def test_long_strings_are_those_of_a_plain_loop_and_fit_the_record(trained: TrainedModel) -> None:
+    found = measure_long(trained, "tiny-test", graphs=FEW)["tiny-test"]
+    tokens = walks("tiny-test", trained).tokens[: FEW * 6]
     for string in ("1", "21", "12111112"):
         for fit in (1, 2):
             for control in CONTROLS.values():
-                after, _ = plain(subject, control(string), fit, tokens)
+                after, _ = plain(trained, control(string), fit, tokens)
                 assert torch.equal(found[name_of(control(string), fit)].long(), after)
-            _, before = plain(subject, string, fit, tokens)
+            _, before = plain(trained, string, fit, tokens)
             assert torch.equal(found[f"{string}-{fit} before F"].long(), before)
     # What 512 graphs of ten nodes would take: packed, less than 3 MB.
     assert len(found) == 756
     assert sum(pack(nodes).numel() for nodes in found.values()) * (5120 / (FEW * 6)) < 3e6
     # The first map does what it was fitted for.
-    answers = Answers.of({"tiny-test": found}, Facts.of(subject), "tiny-test")
+    answers = Answers.of({"tiny-test": found}, ModelFacts.of(trained), "tiny-test")
     assert bool(answers.right("1").all())
 
 
-def test_what_cannot_be_measured(subject: Subject) -> None:
+def test_what_cannot_be_measured(trained: TrainedModel) -> None:
     for graphs, near in ((0, 1), (73, 72)):
-        with pytest.raises(
-            InputError, match=rf"cannot take {graphs} graphs of tiny-test: it has 72 \(nearest: {near}\)"
-        ):
-            measure_long(subject, "tiny-test", graphs)
+        with pytest.raises(InputError, match=rf"cannot take {graphs} of 72 graphs \(nearest: {near}\)"):
+            measure_long(trained, "tiny-test", graphs)
     with pytest.raises(InputError, match="tiny-0 has no maps 'two'; there are one"):
-        measure_two(replace(subject, maps={"one": subject.maps["one"]}), "tiny-test")
+        measure_two(replace(trained, maps={"one": trained.maps["one"]}), "tiny-test")
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from loopscope.errors import InputError
-from loopscope.models.configs import stack_settings
 from loopscope.models.folders import build
 from loopscope.models.ouro import OuroConfig
+from loopscope.models.stack_settings import stack_settings
 from loopscope.models.stacks import LoopedStack, stack_from_config
 from tests.ouro_tiny import CONFIG
 from tests.stack_tiny import CONFIGS
@@ -65,10 +65,16 @@ RELEASED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+COUNTS = {"smollm2-135m": 134_515_008, "llama-3.2-1b": 1_235_814_400, "ouro-1.4b": 1_434_652_673}
+"""Weights of models as their makers count them."""
+
+
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configs_are_taken(name: str) -> None:
     model = build(RELEASED[name])
     assert all(parameter.is_meta for parameter in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == COUNTS.get(name, count)
 
 
 def test_newer_files_say_the_same_otherwise() -> None:

@@ -16,7 +16,8 @@ from loopscope import check_model
 from loopscope.address import grid
 from loopscope.errors import InputError
 from loopscope.execute import conformity
-from loopscope.execute.executor import run, sweep
+from loopscope.execute.executor import run
+from loopscope.execute.sweeping import sweep
 from loopscope.model import attention_pattern, causal
 from loopscope.models.folders import build
 from loopscope.models.passes import states
@@ -292,6 +293,14 @@ def forwards() -> list[Own]:
         def forward(self, tokens: Tensor) -> Any:
             return super().forward(tokens)[:, -1]
 
+    class Every(Own):
+        def forward(self, tokens: Tensor) -> Any:
+            return torch.stack([super(type(self), self).forward(tokens) * share for share in (0.5, 1)])
+
+    class EveryInside(Own):
+        def forward(self, tokens: Tensor) -> Any:
+            return torch.stack([super(type(self), self).forward(tokens) * share for share in (0.5, 1)], 1)
+
     class Long(Own):
         loops = 40
 
@@ -314,7 +323,7 @@ def forwards() -> list[Own]:
     class NoForward(Own):
         forward = nn.Module.forward
 
-    return [kind() for kind in (Own, Named, LastRow, Long, Short, Loss, More, Random, NoForward)]
+    return [kind() for kind in (Own, Named, LastRow, Every, EveryInside, Long, Short, Loss, More, Random, NoForward)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -337,7 +346,7 @@ def test_models_that_fit_are_not_refused(dtype: torch.dtype) -> None:
 
 def test_what_was_compared_is_told_and_may_be_left_out(refused: Callable[..., str]) -> None:
     told = [check_model(cast("Any", model)) for model in forwards()]
-    assert told == [True, True, True, True, False, False, False, False, False]
+    assert told == [True, True, True, True, True, True, False, False, False, False, False]
     model = cast("Any", Injected())
     assert not check_model(model, forward=False)
     run(model, TOKENS, "F2")  # whoever knows better is not asked again
@@ -346,6 +355,77 @@ def test_what_was_compared_is_told_and_may_be_left_out(refused: Callable[..., st
     assert "no number of calls" in refused(InputError, lambda: check_model(cast("Any", Own()), forward=Injected()))
     assert "gives no logits" in refused(InputError, lambda: check_model(OwnModel(), forward=lambda _: None))
     assert "two different tokens" in refused(InputError, check_model, OwnModel(), torch.tensor([[1, 1]]))
+
+
+class Squaring(OwnLayer):
+    """No norm before a branch, and an MLP that grows as the square of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.Identity(), nn.Linear(D, 4 * D)  # type: ignore[assignment]
+
+    def mlp_out(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, -1)
+        return self.down(nn.functional.silu(gate) * up)
+
+
+class NormsOfSums(Own):
+    """Its own forward norms every sum: without these norms numbers leave the range after a few calls."""
+
+    loops = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Squaring(), Squaring()])
+
+    def join(self, x: Tensor, out: Tensor, which: str) -> Tensor:
+        return nn.functional.rms_norm(x + out, (D,))
+
+    def call(self, h: Tensor) -> Tensor:
+        rows = torch.arange(h.shape[1])
+        for layer in self.layers:
+            q, k, v = layer.project(h, rows, "qkv")
+            h = self.join(h, layer.attn_out(attention_pattern(q, k, layer.scale, causal(rows, rows)) @ v), "attn")
+            h = self.join(h, layer.mlp_out(h), "mlp")
+        return self.close(h)
+
+
+class Stormy(Injected):
+    """Its weights are so large that after ten calls a rounding has grown to the size of the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Squaring(), Squaring()])
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in self.layers.parameters():
+                parameter.normal_(std=0.3, generator=generator)
+
+    def close(self, h: Tensor) -> Tensor:
+        return nn.functional.rms_norm(h, (D,))
+
+
+@pytest.mark.parametrize("kind", [NormsOfSums, Stormy])
+def test_a_forgotten_member_is_found_where_numbers_grow_wild(kind: type[Own], refused: Callable[..., str]) -> None:
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    for use in (lambda model: check_model(model, tokens), lambda model: run(model, tokens, "F2")):
+        said = refused(InputError, use, kind())
+        assert "own forward gives logits that no number of calls gives (nearest: " in said
+    right = cast("Any", kind())
+    if kind is Stormy:
+        right.enter = lambda h, e, call: h + e
+    else:
+        for layer in right.layers:
+            layer.join = right.join
+    assert check_model(right, tokens)
+
+
+def test_logits_that_are_a_little_off_are_others(refused: Callable[..., str]) -> None:
+    model = tiny_model(dtype=torch.float32)
+    logits = run(model, TOKENS, F**2, rows=range(TOKENS.shape[1]))[F**2].logits
+    assert check_model(model, TOKENS, logits * (1 + 1e-5), forward=False)
+    said = refused(InputError, lambda: check_model(model, TOKENS, logits * 1.004, forward=False))
+    assert "those of no number of calls (nearest: F2" in said
 
 
 def test_a_model_is_looked_at_once_and_again_when_it_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

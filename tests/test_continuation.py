@@ -12,21 +12,25 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.quantity import Quantity
+from loopscope.quantity import Quantity, every, one
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import continuation
 from loopscope.studies.graph_walk.continuation import BROAD, WITHHELD, measure_broad, measure_strict
 from loopscope.studies.graph_walk.continuation_curves import (
-    claim_beyond,
-    claim_inside,
+    ALL,
+    BEYOND,
+    INSIDE,
+    RINGS,
+    STEERED,
     curves,
     hold,
     nested_bootstrap,
+    plain,
     strict_curves,
     tables,
 )
-from loopscope.studies.records import Facts, Predictions, pack, unpack
-from loopscope.studies.subject import Subject, instances, load_subject
+from loopscope.studies.records import ModelFacts, Predictions, pack, unpack
+from loopscope.studies.trained import TrainedModel, instances, load_trained
 from loopscope.tasks.graph_walk import all_starts, cycle_lengths, is_ring, walk
 from loopscope.tasks.populations import population
 from tests.planted.continuation import planted
@@ -55,25 +59,25 @@ HELD = (
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+def trained() -> TrainedModel:
+    return load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
 
 
 @pytest.fixture(scope="module")
-def measured(subject: Subject) -> dict[str, Tensor]:
-    return measure_strict(subject, TINY, LOOPS, FEW, "one")[TINY]
+def measured(trained: TrainedModel) -> dict[str, Tensor]:
+    return measure_strict(trained, TINY, LOOPS, FEW, "one")[TINY]
 
 
 @torch.no_grad()
-def readings(subject: Subject, name: str | None, moved: bool = False) -> list[list[int]]:
+def readings(trained: TrainedModel, name: str | None, moved: bool = False) -> list[list[int]]:
     """The answers after each call, one call of F at a time; `moved`: F gets what J made of the graph before."""
-    h = subject.model.embed(instances(TINY, 2, CPU).tokens[: FEW * 6])
+    h = trained.model.embed(instances(TINY, 2, CPU).tokens[: FEW * 6])
     found = []
     for _ in range(LOOPS):
-        entering = h if name is None else subject.named("one")[name](h)
-        h = subject.model.call(entering)
-        given = subject.model.call(entering.roll(6, 0)) if moved else h
-        found.append(subject.model.read(given[:, -1]).argmax(-1).tolist())
+        entering = h if name is None else trained.named("one")[name](h)
+        h = trained.model.call(entering)
+        given = trained.model.call(entering.roll(6, 0)) if moved else h
+        found.append(trained.model.read(given[:, -1]).argmax(-1).tolist())
     return found
 
 
@@ -87,9 +91,9 @@ def counted_by_hand(answers: list[list[int]], strict: bool) -> list[list[int]]:
     return right
 
 
-def test_counts_are_those_of_calling_F_and_J_in_turn(subject: Subject, measured: dict[str, Tensor]) -> None:
+def test_counts_are_those_of_calling_F_and_J_in_turn(trained: TrainedModel, measured: dict[str, Tensor]) -> None:
     for run in ("native", "one-1", "one-2"):
-        answers = readings(subject, None if run == "native" else run)
+        answers = readings(trained, None if run == "native" else run)
         assert measured[f"{run} strict"].tolist() == counted_by_hand(answers, strict=True)
         by_length = measured[run]
         assert by_length.sum(0).tolist() == [sum(each) for each in counted_by_hand(answers, strict=False)]
@@ -100,22 +104,22 @@ def test_counts_are_those_of_calling_F_and_J_in_turn(subject: Subject, measured:
     assert measured["native strict"].sum() < measured["one-1 strict"].sum()  # the map does walk
 
 
-def test_controls_are_what_they_are_called(subject: Subject, measured: dict[str, Tensor]) -> None:
-    maps = subject.named("one")
+def test_controls_are_what_they_are_called(trained: TrainedModel, measured: dict[str, Tensor]) -> None:
+    maps = trained.named("one")
     tokens = instances(TINY, 2, CPU).tokens[: FEW * 6]
     for name, step in maps.items():
-        moved = readings(subject, name, moved=True)
+        moved = readings(trained, name, moved=True)
         assert measured[f"{name} moved"].tolist() == counted_by_hand(moved, strict=True)
         with torch.no_grad():
-            h = subject.model.embed(tokens)
+            h = trained.model.embed(tokens)
             for t in range(LOOPS):
                 h = step(h)
-                nodes = subject.model.read(h[:, -1]).argmax(-1)
+                nodes = trained.model.read(h[:, -1]).argmax(-1)
                 assert nodes.unique().tolist() == [int(measured[f"{name} alone"][t])]  # whatever the input
 
 
-def test_the_broad_measurement_is_a_part_of_the_strict_one(subject: Subject, measured: dict[str, Tensor]) -> None:
-    broad = measure_broad(subject, TINY, LOOPS, FEW, "one")[TINY]
+def test_the_broad_measurement_is_a_part_of_the_strict_one(trained: TrainedModel, measured: dict[str, Tensor]) -> None:
+    broad = measure_broad(trained, TINY, LOOPS, FEW, "one")[TINY]
     assert set(broad) == {"instances", "native", "one-1", "one-2"}
     assert all(torch.equal(broad[name], measured[name]) for name in broad)
     lengths = cycle_lengths(population(TINY).graphs[:FEW])
@@ -124,28 +128,30 @@ def test_the_broad_measurement_is_a_part_of_the_strict_one(subject: Subject, mea
         assert counts.dtype == (torch.uint8 if " " in name else torch.int32)
 
 
-def test_pieces_do_not_matter(subject: Subject, measured: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_do_not_matter(
+    trained: TrainedModel, measured: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(continuation, "AT_ONCE", 4)
-    again = measure_strict(subject, TINY, LOOPS, FEW, "one")[TINY]
+    again = measure_strict(trained, TINY, LOOPS, FEW, "one")[TINY]
     assert all(torch.equal(again[name], measured[name]) for name in measured)
 
 
-def test_a_measured_record_becomes_tables(subject: Subject) -> None:
-    found = {"tiny-0": measure_strict(subject, TINY, 16, FEW, "one")}
-    made = rows_of(found, {"tiny-0": Facts.of(subject)}, TINY)
+def test_a_measured_record_becomes_tables(trained: TrainedModel) -> None:
+    found = {"tiny-0": measure_strict(trained, TINY, 16, FEW, "one")}
+    made = rows_of(found, {"tiny-0": ModelFacts.of(trained)}, TINY)
     inside = made["all graphs, J F, loops 9-16"]
     assert (inside.estimate.unit, inside.n) == ("run, lowest to highest", FEW * 6 * 8)
     assert "J alone, loops 9-16" in made
 
 
-def test_what_cannot_be_measured(subject: Subject) -> None:
+def test_what_cannot_be_measured(trained: TrainedModel) -> None:
     for graphs in (0, 73):
-        with pytest.raises(InputError, match="graphs of tiny-test: it has 72"):
-            measure_broad(subject, TINY, LOOPS, graphs, "one")
+        with pytest.raises(InputError, match="of 72 graphs of tiny-test"):
+            measure_broad(trained, TINY, LOOPS, graphs, "one")
     with pytest.raises(InputError, match="no maps 'continue16'; there are one, stay"):
-        measure_strict(subject, TINY)
+        measure_strict(trained, TINY)
     with pytest.raises(InputError, match="eight-broad has graphs of 8 nodes, and tiny-0 walks on 6"):
-        measure_broad(subject, target="one")
+        measure_broad(trained, target="one")
 
 
 # ---- the hold baseline -----------------------------------------------------------------------------------------------
@@ -175,17 +181,17 @@ def test_holding_by_cycle_length_is_holding_by_walking(where: str, depth: int) -
 # ---- planted walkers -------------------------------------------------------------------------------------------------
 
 
-def facts_of(name: str) -> Facts:
-    return Facts(name, "0" * 64, loops=8, depth=8, nodes=8, heads=4, fits={"continue16": 2})
+def facts_of(name: str) -> ModelFacts:
+    return ModelFacts(name, "0" * 64, loops=8, depth=8, nodes=8, heads=4, fits={"continue16": 2})
 
 
-def cohort(where: str, *walks: Sequence[int], **settings: Any) -> tuple[dict[str, Predictions], dict[str, Facts]]:
+def cohort(where: str, *walks: Sequence[int], **settings: Any) -> tuple[dict[str, Predictions], dict[str, ModelFacts]]:
     names = [f"n8-d8l8-{100 + number}" for number in range(len(walks))]
     found = {name: {where: planted(where, each, **settings)} for name, each in zip(names, walks, strict=True)}
     return found, {name: facts_of(name) for name in names}
 
 
-def rows_of(found: Mapping[str, Predictions], facts: Mapping[str, Facts], where: str) -> dict[str, Quantity]:
+def rows_of(found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str) -> dict[str, Quantity]:
     made = tables(found, facts, where, paper=True)
     rows = [row for table in made for row in table.rows]
     assert len({row.label for row in rows}) == len(rows)
@@ -296,14 +302,19 @@ def test_graphs_that_drop_out_of_a_loop_do_not_count_there() -> None:
 
 def test_claims_of_twelve_walkers() -> None:
     found, facts = cohort(WITHHELD, *[(16, 16)] * 10, (12, 16), (40, 40))
-    inside, beyond = claim_inside(found, facts), claim_beyond(found, facts)
-    assert inside is not None
-    assert beyond is not None
-    row, each = beyond
+    rows = plain(found, facts, WITHHELD)
+
+    def over(id: str, **at: str) -> list[Quantity]:
+        ranges = [{"first": first, "last": last} for first, last in (INSIDE, BEYOND)]
+        return [one(rows, id, group=RINGS, condition=STEERED, **loops, **at) for loops in ranges]
+
+    inside, row = over("continuation.accuracy")
+    each = {
+        name: tuple(found.estimate.value for found in over("continuation.backbone", backbone=name)) for name in found
+    }
     stopped = 5 / 8  # of loops 9-16, four are walked, and holding is right at loop 16
     assert inside.estimate.value == pytest.approx((11 + (1 + stopped) / 2) / 12)
     assert row.estimate.value == pytest.approx((11 * 0.125 + 1) / 12)
-    assert (inside.published, row.published) == (0.9742, 0.3511)
     assert list(each) == list(found)
     assert each["n8-d8l8-110"] == pytest.approx(((1 + stopped) / 2, 0.125))
     assert [name for name, (before, after) in each.items() if not after < before] == ["n8-d8l8-111"]  # it walks on
@@ -311,12 +322,13 @@ def test_claims_of_twelve_walkers() -> None:
 
 def test_claims_wait_for_what_was_not_measured() -> None:
     found, facts = cohort(WITHHELD, (16, 16), loops=20)
-    assert claim_inside(found, facts) is not None
-    assert claim_beyond(found, facts) is None
+    rows = plain(found, facts, WITHHELD)
+    assert [row.at["last"] for row in every(rows, "continuation.accuracy", group=RINGS, condition=STEERED)] == [16]
     first_ring = int(is_ring(population(WITHHELD).graphs).int().argmax())
     found, facts = cohort(WITHHELD, (16, 16), graphs=first_ring)
-    assert claim_inside(found, facts) is None
-    assert claim_inside(found, facts, group="all graphs") is not None
+    rows = plain(found, facts, WITHHELD)
+    assert not every(rows, "continuation.accuracy", group=RINGS)
+    assert every(rows, "continuation.accuracy", group=ALL, condition=STEERED, first=9, last=16)
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------
@@ -367,6 +379,6 @@ def test_mistakes_of_the_analysis() -> None:
     with pytest.raises(InputError, match="no facts of 'n8-d8l8-100'"):
         curves(found, {})
     with pytest.raises(InputError, match="was not measured on 'eight-test'"):
-        claim_inside(found, facts)
+        plain(found, facts, WITHHELD)
     with pytest.raises(InputError, match="strict accuracy was not measured"):
         strict_curves(found, facts, BROAD)

@@ -23,14 +23,14 @@ from loopscope.studies.graph_walk.crossing import (
     tables,
 )
 from loopscope.studies.graph_walk.mechanism import crossing_runs
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, load_subject
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, load_trained
 from loopscope.tasks.graph_walk import advance, successor
 from loopscope.tasks.populations import population
 from tests.planted.crossing import GRAPHS, HEAD, planted
 
 CPU = torch.device("cpu")
-FACTS = Facts("planted", "0" * 64, loops=6, depth=8, nodes=10, heads=4, fits={"one": 2})
+FACTS = ModelFacts("planted", "0" * 64, loops=6, depth=8, nodes=10, heads=4, fits={"one": 2})
 N = GRAPHS * 10
 
 
@@ -212,27 +212,27 @@ def test_both_populations_are_needed() -> None:
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return load_subject(open_zoo(), "d8l6-5", CPU)
+def trained() -> TrainedModel:
+    return load_trained(open_zoo(), "d8l6-5", CPU)
 
 
 @pytest.fixture(scope="module")
-def measured(subject: Subject) -> Predictions:
-    return measure_all(subject, graphs=1)
+def measured(trained: TrainedModel) -> Predictions:
+    return measure_all(trained, graphs=1)
 
 
-def test_clean_runs_are_those_of_the_model(subject: Subject, measured: Predictions) -> None:
+def test_clean_runs_are_those_of_the_model(trained: TrainedModel, measured: Predictions) -> None:
     at = pairs(CONFIRMATION, 8, CPU, 1)
     found = measured[CONFIRMATION]
     assert len(found) == 1 + 2 * (25 + 3)
     with torch.no_grad():
         for side, tokens in (("", at.receiver.tokens), ("giver", at.giver_tokens)):
-            h = subject.model.embed(tokens)
+            h = trained.model.embed(tokens)
             for _ in range(6):
-                h = subject.model.call(h)
-            for fit, step in enumerate(subject.maps["one"], 1):
+                h = trained.model.call(h)
+            for fit, step in enumerate(trained.maps["one"], 1):
                 before, after = (
-                    subject.model.read(x)[:, -1].argmax(-1) for x in (step(h), subject.model.call(step(h)))
+                    trained.model.read(x)[:, -1].argmax(-1) for x in (step(h), trained.model.call(step(h)))
                 )
                 assert torch.equal(found[f"one-{fit}/{side} before F".replace("/ ", "/")].long(), before)
                 assert torch.equal(found[f"one-{fit}/{side or 'steered'}"].long(), after)
@@ -243,13 +243,13 @@ def test_clean_runs_are_those_of_the_model(subject: Subject, measured: Predictio
     }
 
 
-def test_patched_runs_are_those_done_the_plain_way(subject: Subject, measured: Predictions) -> None:
+def test_patched_runs_are_those_done_the_plain_way(trained: TrainedModel, measured: Predictions) -> None:
     at = pairs(CONFIRMATION, 8, CPU, 1)
     found = measured[CONFIRMATION]
     assert torch.equal(found["one-1/restored all"], found["one-1/steered"])
     inputs = {"main": at.receiver.tokens, "giver": at.giver_tokens, "shifted": at.receiver.tokens[at.shifted]}
     runs = crossing_runs(6, 4, "one-2")
     for name in ("pattern 3", "output 3", "J->0 all", "0->J 3", "broken", "restored 3"):
-        seen = plain_run(subject.model, inputs, runs[name], maps=subject.named("one"))
-        answered = subject.model.read(seen.states["h7"][:, -1:]).argmax(-1)[:, 0]
+        seen = plain_run(trained.model, inputs, runs[name], maps=trained.named("one"))
+        answered = trained.model.read(seen.states["h7"][:, -1:]).argmax(-1)[:, 0]
         assert torch.equal(found[f"one-2/{name}"].long(), answered)

@@ -18,6 +18,7 @@ from loopscope.training.lm.processes import Processes
 from loopscope.training.lm.trainer import Tuner
 from tests.tuning_tiny import tuning_data, tuning_folder
 
+pytestmark = pytest.mark.gpu
 POSITIONS = 2048
 
 

@@ -13,9 +13,10 @@ from loopscope.address import Site
 from loopscope.errors import InputError
 from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
+from loopscope.models.caches import Cache
 from loopscope.models.decoding import generate, pad_left
 from loopscope.models.ouro import Ouro, OuroConfig
-from loopscope.models.passes import Cache, states
+from loopscope.models.passes import states
 from loopscope.program import Call, F, Program, Run, as_program
 from tests.ouro_tiny import CONFIG, golden, ouro_map, tiny_ouro, weights
 
@@ -190,7 +191,6 @@ PADDED = torch.arange(13).expand(3, 13) > 0
         ("F J:x F", {"new": 1}, "no map named 'x' was given"),
         ("F J:x F", {"new": 1, "maps": {"x": Dense(47)}}, "map 'x' does not take states of width 48"),
         ("h1 F", {"new": 1}, "starts from a given state"),
-        ("F F[layer[1].z<-(F2)]", {"new": 1, "mask": PADDED}, "which need prompts of one length, not padded ones"),
         ("F F[layer[1].z<-(F2)]", {"new": 1, "cached": False}, "decoding must be cached"),
         ("F F[layer[4].z<-(F2)]", {"new": 1}, "layer"),
         ("F4", {"new": 1, "mask": ~PADDED}, "the mask is no left padding"),

@@ -73,8 +73,9 @@ def test_steps_say_how_far_they_are_in_a_log(
     with steps("measuring", 4) as shown:
         at(monkeypatch, 31.0)
         shown.log("crossing on d8l6-5")
-        for number, made in enumerate(shown.each("abc"), 1):
+        for number, made in enumerate("abc", 1):
             at(monkeypatch, 31.0 + 200 * number)
+            shown.advance()  # says nothing itself: what is begun next says more
             shown.log(f"{made} is done")
     assert capsys.readouterr().err.splitlines() == [
         "measuring, 0 of 4 done: crossing on d8l6-5",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from loopscope.cli import app as cli
 from loopscope.models.stacks import stack_from_config
 from loopscope.store.store import Store
 from loopscope.studies.records import records
+from tests.adapters_tiny import MODELS
 from tests.commands import loopscope
+from tests.faulty_models import told
 from tests.model_folders import put_tokenizer
 from tests.shortened import shortened
 from tests.stack_tiny import CONFIGS
@@ -41,9 +44,12 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(code, said) for code, said in found]
 
 
-def runs(page: Path, capsys: pytest.CaptureFixture[str], **known: object) -> str:
-    """Run the blocks of a page one after the other as they stand; what they printed, compared with what is said."""
-    names, every = dict(known), ""
+def runs(page: Path, capsys: pytest.CaptureFixture[str], known: dict[str, Any] | None = None) -> str:
+    """Run the blocks of a page one after the other as they stand; what they printed, compared with what is said.
+
+    `known` are names that the page takes for granted; those that it defines are added.
+    """
+    names, every = {} if known is None else known, ""
     for number, (code, said) in enumerate(blocks(page), start=1):
         exec(compile(code, f"{page.name}, block {number}", "exec"), names)
         every += (printed := capsys.readouterr().out)
@@ -89,9 +95,17 @@ def test_first_steps_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_on_your_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = runs(DOCS / "your-model.md", capsys)
+    page: dict[str, Any] = {}
+    printed = runs(DOCS / "your-model.md", capsys, page)
     assert "h4 [" in printed
-    assert "16 patched runs for" in printed
+    assert printed.count("16 patched runs for") == 3
+    text = (DOCS / "your-model.md").read_text(encoding="utf-8")
+    plain = text.partition("### A plain one")[0].partition("class Block")[2], text.partition("class Plain")[2]
+    ours = [each.partition("# For Loopscope")[2].partition("\n\n\n")[0].partition("```")[0] for each in plain]
+    lines = [line for each in ours for line in each.splitlines()[1:] if line.strip()]
+    assert len(lines) <= 12
+    digits = re.compile(r"F\d+|\d+\.\d+")  # of nearest calls and distances, which depend on the machine's sums
+    assert digits.sub("#", told(page)) in digits.sub("#", text)
 
 
 @pytest.mark.slow
@@ -99,8 +113,42 @@ def test_the_page_on_your_task_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "F2 J:larger F" in runs(DOCS / "your-task.md", capsys)
+    assert "with J: F2 J:mine F" in runs(DOCS / "your-task.md", capsys)
     assert load_map(tmp_path / "larger").width == 64
+
+
+@pytest.mark.slow
+def test_the_page_on_instruments_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rank correlation" in runs(DOCS / "instruments.md", capsys)
+
+
+@pytest.mark.slow
+def test_the_commands_on_the_page_on_your_task_give_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each as it stands; shares depend on the machine's sums, and so by some points on the machine."""
+    text = (DOCS / "your-task.md").read_text(encoding="utf-8")
+    (block,) = [
+        each for each in re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE) if "chains.py" in each
+    ]
+    first, *commands = [shlex.split(line, comments=True) for line in block.splitlines()]
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / first[1]), run_name="__main__")
+    told = {}
+    for command in commands:
+        assert command[0] == "loopscope"
+        end = ["--json"] if command[2] == "evaluate" else []
+        code, out, err = loopscope(capsys, *command[1:], *end)
+        assert code == 0, err
+        if end:
+            told = {row["at"]["program"]: row["estimate"]["value"] for row in json.loads(out)["tables"][0]["rows"]
+                    if "steps" not in row["at"]}  # fmt: skip
+    found = {
+        program: float(share) for program, share in re.findall(r"`(F[^`]*)`[^|]*\|(?:[^|]*\|){3} ([\d.]+) \(", text)
+    }
+    for program, share in told.items():
+        assert abs(100 * share - found[program]) <= 2 * STEPS, program
+    assert (tmp_path / "page" / "index.html").is_file()
 
 
 def test_the_how_tos_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,8 +157,50 @@ def test_the_how_tos_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "matters most" in printed
 
 
+@pytest.mark.slow
+def test_the_page_on_pictures_runs_and_shows_what_it_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page: dict[str, Any] = {}
+    printed = runs(DOCS / "pictures.md", capsys, page)
+    assert "<sweep: 4 rows; place 4, head 4; value>" in printed
+    assert [len(page[name].axes) for name in ("dark", "some")] == [7, 2]
+    script = runpy.run_path(str(DOCS / "images" / "pictures.py"))
+    script["draw"]({picture: page[name] for picture, name in script["TABLES"].items()}, tmp_path)
+    for name in ("sweep", "trajectories"):
+        ours, kept = tmp_path / f"{name}.svg", DOCS / "images" / f"{name}.svg"
+        assert kept.stat().st_size < 60_000
+        words = [re.findall(r"<text[^>]*>([^<]*)</text>", file.read_text(encoding="utf-8")) for file in (ours, kept)]
+        assert words[0] == words[1]
+
+
 def test_the_page_on_extending_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runs(DOCS / "extending.md", capsys)
+
+
+def test_the_page_on_the_explorer_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    try:
+        runs(DOCS / "explorer.md", capsys, names)
+    finally:
+        for each in ("shown", "mine"):
+            if each in names:
+                names[each].close()
+
+
+def test_the_page_on_many_gpus_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs(DOCS / "scale.md", capsys)
+
+
+def test_the_page_on_nine_families_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page: dict[str, Any] = {}
+    runs(DOCS / "nine-families.md", capsys, page)
+    tokens = torch.randint(11, (2, 4), generator=torch.Generator().manual_seed(0))
+    said, steps, moved, forwards = page["asked"](MODELS["hrm_text"](), tokens, tokens.flip(0))
+    assert (said.shape, len(steps), len(moved)) == ((2, 2), 1 + 6, 2 * 6)
+    assert 1 < forwards < len(moved)
+
+
+def test_the_page_on_execution_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs(DOCS / "execution.md", capsys)
 
 
 def test_the_example_of_threads_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +209,7 @@ def test_the_example_of_threads_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_reference_of_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
     model = load("tiny-0")
-    runs(DOCS / "programs.md", capsys, model=model, tokens=torch.tensor([[0, 1, 2]]), original_logits=model)
+    runs(DOCS / "programs.md", capsys, {"model": model, "tokens": torch.tensor([[0, 1, 2]]), "original_logits": model})
 
 
 def test_the_example_of_parts_is_prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,10 +274,25 @@ def test_the_papers_protocols_run_as_written(
     assert measured == {"letters", "antonyms", "iterations"}
 
 
+def headings(page: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", each.lower()) for each in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE))
+    return {re.sub(r"\s", "-", each.strip()) for each in plain}
+
+
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / link).exists(), f"{page.name} -> {link}"
+        for link, _, part in re.findall(r"\]\(([^)#:]*)(#([^)]+))?\)", page.read_text(encoding="utf-8")):
+            there = page.parent / link if link else page
+            assert there.exists(), f"{page.name} -> {link}"
+            assert not part or there.suffix != ".md" or part in headings(there), f"{page.name} -> {link}#{part}"
+
+
+def test_blocks_of_the_pages_are_closed() -> None:
+    for page in PAGES:
+        fences = re.findall(r"^ *(```|~~~)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert len(fences) % 2 == 0, page.name
 
 
 def test_commands_in_the_pages_exist() -> None:
@@ -229,6 +334,14 @@ def test_the_site_has_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     for page in DOCS.rglob("*.md"):
         assert f"{page.relative_to(DOCS).as_posix()}\n" in nav, page.name
+
+
+def test_the_tables_of_four_claims_are_those_of_what_was_measured() -> None:
+    page = (DOCS / "four-claims.md").read_text(encoding="utf-8")
+    kept = json.loads((DOCS / "four-claims.json").read_text(encoding="utf-8"))
+    assert runpy.run_path(str(DOCS / "four_claims.py"))["written"](page, kept) == page
+    kept["d8l6-5"]["attribution"]["strongest"] = 0.5
+    assert runpy.run_path(str(DOCS / "four_claims.py"))["written"](page, kept) != page
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from loopscope.studies.registry import COHORTS
 from loopscope.studies.relations.report import chains_section
 from loopscope.studies.report.contents import Grid, Report, Section
 from loopscope.studies.report.figures import Line, lines_in_panels
-from loopscope.studies.report.images import Square, loop_maps
+from loopscope.studies.report.heat import Square, loop_maps
 from loopscope.studies.report.page import alone, pages, write_page
 from loopscope.studies.report.sections import SECTIONS, report_of
 from tests.planted.chains import first
@@ -35,6 +35,8 @@ from tests.planted.continuation import raw
 from tests.planted.lengths import planted as bands
 from tests.planted.lengths import recorded, wave
 from tests.reading_pages import Reader, figure, rows_of, told
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 EIGHT, BITS = COHORTS["eight"].backbones, COHORTS["parity"].backbones
 GRAPHS = 24

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import DamagedError, InputError, NotFiniteError
-from loopscope.execute.executor import run, sweep
+from loopscope.execute.executor import run
+from loopscope.execute.sweeping import sweep
 from loopscope.finite import Watch
 from loopscope.maps import Dense
 from loopscope.measure.readouts import read_loops
@@ -198,7 +199,9 @@ def test_maps_are_looked_at_in_the_type_that_they_are_used_in(refused: Callable[
         (TOKENS[:, :0], "must be a [examples, rows] tensor"),
         (-TOKENS - 1, "(nearest: 0)"),
         (TOKENS + 2**62, "(nearest: 7)"),
-        ([[1, 2]], "must be a torch tensor, not a list"),
+        ([[1, 2.5]], "must hold at least one token for every example, as whole numbers"),
+        ([1, 2], "must be a tensor [examples, T], or a list of tokens for every example"),
+        ({"a": 1}, "must be a tensor [examples, T], or a list of tokens for every example"),
     ],
 )
 def test_odd_tokens_get_one_line(tokens: Any, says: str, refused: Callable[..., str]) -> None:

@@ -16,17 +16,16 @@ from loopscope.store.store import Store
 from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, Verdict, decide
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import composition, switching
-from loopscope.studies.graph_walk import matched as matching
+from loopscope.studies.graph_walk import matched_tables as matching
 from loopscope.studies.graph_walk.experiments import QUICK_PARTS
 from loopscope.studies.graph_walk.report import composing
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import Record, apart
-from loopscope.studies.registry import COHORTS
+from loopscope.studies.registry import COHORTS, LANGUAGE
 from loopscope.studies.report import sections as graph_walks
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Grid, Report, Section
 from loopscope.studies.report.page import pages, write_page
 from loopscope.studies.report.sections import report_of
-from loopscope.studies.subject import instances
+from loopscope.studies.trained import instances
 from loopscope.tasks.populations import population
 from tests.browser import chromium, installed
 from tests.looking import SIZES, every_page, look, opened
@@ -53,6 +52,8 @@ from tests.planted.matched import planted as steered
 from tests.planted.matched import right_on
 from tests.reading_pages import Reader, rows_of
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 FINAL = [name for name in COHORTS["matched"].backbones if "final" in name]
 
 
@@ -60,7 +61,7 @@ SECTIONS = ["trajectories", "targets", "composition", "mechanism", "matched"]
 DEPTH = ["lasting", "continuation", "parity", "chains"]
 """What the report can have, and what is planted here is of the first ones."""
 
-OTHERS = [*DEPTH, *LANGUAGE, "selecting"]
+OTHERS = [*DEPTH, *LANGUAGE, "selecting", "failures"]
 """Experiments that nothing here has records of."""
 
 

@@ -12,11 +12,14 @@ import torch
 
 from loopscope.errors import InputError
 from loopscope.execute.executor import run
-from loopscope.measure import heads
-from loopscope.measure.heads import MAP_NAME, Heads, Selection, late_layers, select
-from loopscope.models.placement import between
+from loopscope.measure import searching
+from loopscope.measure.controls import Chosen, steering
+from loopscope.measure.heads import Heads, Selection, late_layers
+from loopscope.measure.searching import MAP_NAME, select
+from loopscope.models.placement import between, without_maps
 from loopscope.program import Call, F, Program, Run
 from loopscope.studies.letters.tests import discovery
+from tests.kinds import KINDS
 from tests.planted.letters import CARRIERS, HEADS, LATE, LAYERS, PlantedWalker, Words, raising
 
 FOUND = Heads(tuple((LATE, head) for head in CARRIERS))
@@ -65,6 +68,27 @@ def test_several_heads_of_several_layers_are_patched_in_all_rows() -> None:
     program = Heads.parse("5.1,3 6.0").patch(F**2, "pattern", Run(between("x", 2)), [2])
     assert str(program) == "F F[layer[5].head[1,3].pattern<-(F J:x F); layer[6].head[0].pattern<-(F J:x F)]"
     assert Program.parse(str(program)) == program
+
+
+def test_heads_of_the_last_of_several_stacks_are_patched_in_its_calls() -> None:
+    model, program = KINDS["two stacks"](), Program.parse("L H J:x L2 H L H")
+    assert searching.loops_behind(model, program) == (5, 7)
+    patched = Heads.parse("2.1").patch(program, "pattern", Run(program), [5])
+    assert str(patched) == f"L H J:x L2 H[layer[2].head[1].pattern<-({program})] L H"
+    with pytest.raises(InputError, match="calls H nowhere behind its map"):
+        searching.loops_behind(model, Program.parse("L H J:x L"))
+
+
+@pytest.mark.parametrize(
+    ("program", "loop", "wrong"),
+    [("F J:x F3", 2, 3), ("F J:x F3", 4, 2), ("F J:x F", 2, 1), ("L H J:x L H", 4, 2), ("J:x F", 1, None)],
+)
+def test_a_wrong_loop_is_another_call_of_the_same_stack_or_none(program: str, loop: int, wrong: int | None) -> None:
+    steered, few = Program.parse(program), Heads.parse("1.0")
+    rows = steering(without_maps(steered), steered, Chosen(few, few, few, few, (loop,)), [loop])
+    assert ("wrong loop" in rows) == (wrong is not None)
+    if wrong is not None:
+        assert f".pattern<-({program}).loop[{wrong}]]" in str(rows["wrong loop"].program)
 
 
 def test_heads_that_a_model_has_not() -> None:
@@ -123,7 +147,7 @@ EARLY = "3.0,4 20.7"
 MANY_LAYERS = " ".join(f"{layer}.{layer % 16}" for layer in (33, 34, 37, 38, 41, 42, 45, 46))
 
 
-class Scripted(heads._Trials):
+class Scripted(searching._Trials):
     """Rescue needs all of some heads at the last loop, damage any of them; probabilities grow with their number."""
 
     needed = Heads(())
@@ -167,7 +191,7 @@ def scripted(
     monkeypatch: pytest.MonkeyPatch, needed: str, bench: type[Scripted] = Scripted, layers: int = 48
 ) -> Selection:
     monkeypatch.setattr(Scripted, "needed", Heads.parse(needed))
-    monkeypatch.setattr(heads, "_Trials", bench)
+    monkeypatch.setattr(searching, "_Trials", bench)
     model = PlantedWalker()
     model.layers, model.heads = (model.layers[0],) * layers, 16  # type: ignore[misc]
     found = select(model, raising(), torch.zeros((8, 3), dtype=torch.long), torch.zeros(8, dtype=torch.long))
@@ -214,7 +238,7 @@ def test_where_no_layers_pass_the_loops_that_rescue_more_are_taken(
     monkeypatch: pytest.MonkeyPatch, bench: type[Scripted], loops: tuple[int, ...]
 ) -> None:
     """Of loops that rescue alike, it is all of them.  More must be rescued than there is, so nothing passes at all."""
-    monkeypatch.setattr(heads, "KEEPS", 2.0)
+    monkeypatch.setattr(searching, "KEEPS", 2.0)
     found = scripted(monkeypatch, "2.0 4.3,5", bench, layers=4)
     assert (found.loops, found.passed, found.late, len(found.heads)) == (loops, False, (1, 2, 3, 4), 4 * 16)
 

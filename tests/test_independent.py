@@ -36,19 +36,19 @@ from loopscope.studies.graph_walk.independent import (
     measure,
 )
 from loopscope.studies.graph_walk.selection import Selection
-from loopscope.studies.records import Facts
+from loopscope.studies.records import ModelFacts
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
-from loopscope.studies.subject import Subject, Walks, load_subject
+from loopscope.studies.trained import TrainedModel, Walks, load_trained
 from tests.planted.composition import planted
 
 CPU = torch.device("cpu")
-FACTS = Facts("d8l6-8", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 2})
+FACTS = ModelFacts("d8l6-8", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 2})
 GRAPHS = 24
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    tiny = load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+def trained() -> TrainedModel:
+    tiny = load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
     return replace(tiny, maps={"one": tiny.maps["one"], "two": tiny.maps["stay"]})
 
 
@@ -90,14 +90,14 @@ def test_counts_say_what_single_answers_say() -> None:
     assert all(torch.equal(main.found[name], each) for name, each in kept.items())
 
 
-def test_what_is_measured_is_what_is_counted(subject: Subject) -> None:
-    kept = measure(subject, "tiny-test", graphs=5)["tiny-test"]
-    whole = composition.measure_long(subject, "tiny-test", graphs=5)
-    expected = counts(Answers.of(whole, Facts.of(subject), "tiny-test"))
+def test_what_is_measured_is_what_is_counted(trained: TrainedModel) -> None:
+    kept = measure(trained, "tiny-test", graphs=5)["tiny-test"]
+    whole = composition.measure_long(trained, "tiny-test", graphs=5)
+    expected = counts(Answers.of(whole, ModelFacts.of(trained), "tiny-test"))
     assert kept.keys() == expected.keys()
     assert all(torch.equal(kept[name], each) for name, each in expected.items())
     assert all(each.dtype == torch.int16 for each in kept.values())
-    tables = independent.tables({"tiny-test": kept}, Facts.of(subject))
+    tables = independent.tables({"tiny-test": kept}, ModelFacts.of(trained))
     assert [len(table.rows) for table in tables] == [8] + [CALLS] * (len(KINDS) + len(CONTROLS))
 
 

@@ -13,8 +13,10 @@ from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk import crossing, switching
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS
-from loopscope.studies.subject import first_graphs
+from loopscope.studies.trained import first_graphs
 from tests.planted.claims import CHOSEN, CPU, MAIN, record, right_on, verdict, walks
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 # ---- three backbones -------------------------------------------------------------------------------------------------
 

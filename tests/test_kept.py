@@ -112,7 +112,8 @@ def test_without_its_packages_a_model_is_only_hashed(store: Store, monkeypatch: 
     monkeypatch.setitem(sys.modules, "transformers", None)
     found = {each.kind: each for each in verify(store)}
     assert (found["lm"].state, found["lm-map"].state) == ("ok", "ok")
-    assert found["lm"].reason == "hashed, not loaded: needs transformers: pip install 'loopscope[lm]'"
+    for kind in ("lm", "lm-map"):
+        assert found[kind].reason == "hashed, not loaded: needs transformers: pip install 'loopscope[lm]'"
     flip(find(store, NAME).folder / "tokenizer.json")
     assert next(each for each in verify(store) if each.kind == "lm").state == "damaged"
 

@@ -6,7 +6,6 @@ the real model's shapes are added.  The interpreter's products of blocks know no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -21,8 +20,6 @@ from torch import Tensor
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
 from loopscope.model import (  # noqa: E402
@@ -39,11 +36,12 @@ from loopscope.training.cohort.cohort import Cohort, State  # noqa: E402
 from loopscope.training.cohort.layout import Layout, SharedBeginnings  # noqa: E402
 from loopscope.training.cohort.ops import Weight  # noqa: E402
 from loopscope.training.cohort.parity import ParityBackbones  # noqa: E402
-from loopscope.training.cohort.stack import Lane, Sink, Stack  # noqa: E402
+from loopscope.training.cohort.stack import SideStream, Sink, Stack  # noqa: E402
 from tests.pairs import pairwise  # noqa: E402
 from tests.planted.parity import STEP, backbone  # noqa: E402
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+pytestmark = pytest.mark.gpu
 DTYPES = [FP32, FP16, BF16]
 # Largest error relative to the largest value: fp32 sums in another order; results rounded to 16 bits, once or twice.
 TOLERANCE = {FP32: 5e-6, FP16: 1.25e-3, BF16: 1e-2}
@@ -739,10 +737,10 @@ def states(config: ModelConfig) -> list[dict[str, Tensor]]:
     return [dict(model.state_dict()) for model in models]
 
 
-def with_sinks(config: ModelConfig, members: list[dict[str, Tensor]], lane: Lane | None = None) -> Stack:
+def with_sinks(config: ModelConfig, members: list[dict[str, Tensor]], side: SideStream | None = None) -> Stack:
     """A stack as it is on a GPU."""
     shared = ("layers.", "norm.") if config.norm_in_loop else ("layers.",)
-    return Stack(members, DEVICE, lambda name: name.startswith(shared), lane)
+    return Stack(members, DEVICE, lambda name: name.startswith(shared), side)
 
 
 def some_tokens(name: str) -> Tensor:
@@ -768,7 +766,7 @@ def logits_and_gradients(
 
 
 @pytest.mark.usefixtures("_any_range")
-@pytest.mark.parametrize("low", [FP32, FP16])
+@pytest.mark.parametrize("low", [pytest.param(FP32, marks=pytest.mark.slow), FP16])
 def test_long_strings_are_counted_alike(low: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parity beyond 64 tokens, both conditions, as a GPU counts it: the same strings are right as in plain fp32."""
     asked = deepcopy(backbone()).to(DEVICE), deepcopy(STEP).to(DEVICE), [63, 65], 1, 5, range(1, 4)
@@ -778,8 +776,8 @@ def test_long_strings_are_counted_alike(low: torch.dtype, monkeypatch: pytest.Mo
     assert 0 < expected.float().mean() < 1
 
 
-class WatchedLane(Lane):
-    """A lane without a stream, which sees to it that what it was given stays as it was until it is joined."""
+class WatchedStream(SideStream):
+    """A side without a stream, which sees to it that what it was given stays as it was until it is joined."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Tensor, Tensor]] = []
@@ -791,7 +789,7 @@ class WatchedLane(Lane):
 
     def join(self) -> None:
         assert self.given
-        assert all(torch.equal(now, then) for now, then in self.given), "overwritten while a lane may still read it"
+        assert all(torch.equal(now, then) for now, then in self.given), "overwritten while a side may still read it"
         self.given.clear()
 
 
@@ -804,8 +802,8 @@ CASES_ON_A_GPU = [(name, low) for name in CONFIGS for low in DTYPES if (name, lo
 def test_a_cohort_of_kernels(name: str, low: torch.dtype, beside: bool) -> None:
     """Logits and all gradients, those of shared weights collected over layers, rows and calls."""
     config, members, tokens = CONFIGS[name], states(CONFIGS[name]), some_tokens(name)
-    lane = Lane(torch.device(DEVICE)) if beside else WatchedLane()
-    plain, collecting = Stack(members, DEVICE), with_sinks(config, members, lane)
+    side = SideStream(torch.device(DEVICE)) if beside else WatchedStream()
+    plain, collecting = Stack(members, DEVICE), with_sinks(config, members, side)
     want, true = logits_and_gradients(Cohort(config, plain.weights), plain, tokens)
     got, ours = logits_and_gradients(KernelCohort(config, collecting, low), collecting, tokens)
     assert_near(got, want, COHORT_TOLERANCE[low])
@@ -816,6 +814,7 @@ def test_a_cohort_of_kernels(name: str, low: torch.dtype, beside: bool) -> None:
             assert_near(own[weight_name], gradient, COHORT_TOLERANCE[low])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("low", ATTENTION_DTYPES if GPU else [FP32])
 def test_a_cohort_of_kernels_with_shared_beginnings(low: torch.dtype) -> None:
     """Against plain operations on plain runs of tokens."""
@@ -823,7 +822,7 @@ def test_a_cohort_of_kernels_with_shared_beginnings(low: torch.dtype) -> None:
     members, graphs = states(config), some_graphs(3, 4)
     flat = graphs.flatten(0, 1)
     tokens = task.tokens(flat, torch.randint(0, 3, (8,), device=DEVICE), 2).unflatten(0, (2, 4))
-    plain, collecting = Stack(members, DEVICE), with_sinks(config, members, WatchedLane())
+    plain, collecting = Stack(members, DEVICE), with_sinks(config, members, WatchedStream())
     want, true = logits_and_gradients(Cohort(config, plain.weights), plain, tokens, first=ops.BEGUN)
     cohort, layout = KernelCohort(config, collecting, low), SharedBeginnings(task, graphs)
     got, ours = logits_and_gradients(cohort, collecting, tokens, layout, ops.BEGUN)
@@ -850,7 +849,7 @@ def test_a_cohort_of_kernels_hands_in_strings_of_many_lengths() -> None:
     members, tokens = states(config), torch.randint(0, 2, (MEMBERS, 3, most + 2), device=DEVICE)
     lengths = torch.tensor([[3, 2, 1], [3, 3, 1]], device=DEVICE)
     outcomes = []
-    for stack in (Stack(members, DEVICE), with_sinks(config, members, WatchedLane())):
+    for stack in (Stack(members, DEVICE), with_sinks(config, members, WatchedStream())):
         cohort = KernelCohort(config, stack, FP32) if stack.sinks else Cohort(config, stack.weights)
         logits = cohort.read(ParityBackbones._at_own_call(cohort, tokens, lengths, [(1, 3), (3, 2)], most))
         torch.manual_seed(1)

@@ -6,6 +6,8 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from loopscope.models.folders import weights_sha256
 from loopscope.models.identity import identify
 from loopscope.store.store import Store
 from loopscope.studies.language import protocols as language_protocols
+from loopscope.studies.language import steps as language_steps
 from loopscope.studies.language.protocols import plan
 from loopscope.studies.records import RECORD
 from tests.commands import loopscope
@@ -56,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patched.setattr(torch.cuda, "is_available", lambda: False)
         patched.chdir(folder)
         patched.setattr(sys, "argv", ["loopscope", "lm", *ONE, *shortened("iterations", "smol")])
-        patched.setattr(language_protocols, "load_language", lambda *_, **__: 1 / 0)
+        patched.setattr(language_steps, "load_language", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cli.main()
     return folder
@@ -69,6 +72,32 @@ def trained(command: Command, made: Path, tmp_path: Path) -> Command:
     return command
 
 
+@pytest.fixture(scope="module")
+def ended(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder where it was carried out and exported, with nothing trained again; and what it printed."""
+    folder = tmp_path_factory.mktemp("ended")
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    assert found(str(folder / "store")) == set()
+    before = everything_under(folder / "made")
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(StringIO()) as printed:
+        patched.setattr(torch.cuda, "is_available", lambda: False)
+        patched.chdir(folder)
+        patched.setenv("COLUMNS", "200")
+        patched.setattr(sys, "argv", ["loopscope", "lm", *ONE, *shortened("iterations", "smol"), "--export", "kept"])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+    assert not stopped.value.code
+    assert everything_under(folder / "made") == before
+    return folder, printed.getvalue()
+
+
+@pytest.fixture
+def done(command: Command, ended: tuple[Path, str], tmp_path: Path) -> Command:
+    """A command where everything is measured and exported."""
+    shutil.copytree(ended[0], tmp_path, dirs_exist_ok=True)
+    return command
+
+
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
@@ -77,8 +106,8 @@ def found(store: str) -> set[str]:
     return {each.key for each in Store(store).every(RECORD)}
 
 
-def test_a_protocol_is_its_stages_one_by_one(trained: Command, tmp_path: Path) -> None:
-    code, out, _ = trained(*ONE, *shortened("iterations", "smol"), "--json")
+def test_a_protocol_is_its_stages_one_by_one(done: Command, tmp_path: Path) -> None:
+    code, out, _ = done(*ONE, *shortened("iterations", "smol"), "--json")
     assert code == 0
     told: dict[str, Any] = json.loads(out)
     names = ["smol-iterations-adapt", "smol-iterations", "smol-iterations-map"]
@@ -89,13 +118,16 @@ def test_a_protocol_is_its_stages_one_by_one(trained: Command, tmp_path: Path) -
 
     short = {each.name: [f"--set={change}" for change in changes(each)] for each in recipes(plan("iterations", "smol"))}
     into = ("--store", "other")
-    assert trained("finetune", "plain", names[0], "--out", "a", *short[names[0]], *TEXT, *into)[0] == 0
-    assert trained("finetune", "a", names[1], "--out", "b", *short[names[1]], *TEXT, *into)[0] == 0
-    assert trained("fit", "b", names[2], "--out", "m", *short[names[2]], *TEXT, *into)[0] == 0
+    assert done("finetune", "plain", names[0], "--out", "a", *short[names[0]], *TEXT, *into)[0] == 0
+    assert done("finetune", "a", names[1], "--out", "b", *short[names[1]], *TEXT, *into)[0] == 0
+    assert done("fit", "b", names[2], "--out", "m", *short[names[2]], *TEXT, *into)[0] == 0
+    card = Path("m/README.md").read_text(encoding="utf-8")
+    assert f"# A map J by the recipe {names[2]}" in card
+    assert "    loopscope lm fit b" in card
     tested = ("test", "iterations", "b", "--map", "m", "--name", "plain", "--cases", "1")
-    assert trained(*tested, *into)[0] == 0
+    assert done(*tested, *into)[0] == 0
     # A map belongs to its backbone: by mistake it is not tested with another.
-    code, out, err = trained(*tested[:2], "a", *tested[3:], *into)
+    code, out, err = done(*tested[:2], "a", *tested[3:], *into)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "m was fitted to weights of SHA-256 " in err
     for stage, folder in zip(names[:2], "ab", strict=True):
@@ -103,10 +135,11 @@ def test_a_protocol_is_its_stages_one_by_one(trained: Command, tmp_path: Path) -
     assert found("store") == found("other") != set()
 
 
-def test_an_export_has_records_maps_and_how_models_were_trained(trained: Command) -> None:
+def test_an_export_has_records_maps_and_how_models_were_trained_and_nothing_is_done_again(
+    done: Command, ended: tuple[Path, str]
+) -> None:
     """By their inputs, a record leads to its map and its model, and each model to the one it was made from."""
-    code, _, err = trained(*ONE, *shortened("iterations", "smol"), "--export", "kept")
-    assert (code, {each.name for each in Path("kept").iterdir()}) == (0, {RECORD, "lm-map", "lm-training"}), err
+    assert {each.name for each in Path("kept").iterdir()} == {RECORD, "lm-map", "lm-training"}
     kept = Store("kept")
     (record,), (fitted,) = kept.every(RECORD), kept.every("lm-map")
     assert record.manifest.inputs["map"] == map_key(load_map(fitted.folder))
@@ -123,23 +156,14 @@ def test_an_export_has_records_maps_and_how_models_were_trained(trained: Command
     ]
     assert first.manifest.inputs["weights"] == weights_sha256(Path("plain"))
     assert last.json("history.json.xz") == json.loads(Path("made/smol-iterations/history.json").read_text("utf-8"))
-    # What was trained before it was noted is noted when it is looked up.
+    # What was trained before it was noted is noted when it is looked up; what is done is not done again.
     Store("store").remove("lm-training", last.key)
-    assert trained(*ONE, *shortened("iterations", "smol"), "--export", "again")[0] == 0
+    (key,), before = found("store"), everything_under(Path("made"))
+    assert "smol-iterations-map" in ended[1]
+    code, out, _ = done(*ONE, *shortened("iterations", "smol"), "--export", "again")
+    assert (code, out.split()) == (0, ended[1].replace(str(ended[0]), str(Path.cwd())).split())
+    assert (found("store"), everything_under(Path("made"))) == ({key}, before)
     assert {each.key for each in Store("again").every("lm-training")} == {each.key for each in made.values()}
-
-
-def test_what_is_done_is_not_done_again(trained: Command) -> None:
-    short = shortened("iterations", "smol")
-    assert found("store") == set()
-    before = everything_under(Path("made"))
-    code, out, _ = trained(*ONE, *short)
-    assert code == 0
-    assert "smol-iterations-map" in out
-    assert everything_under(Path("made")) == before
-    (key,) = found("store")
-    assert trained(*ONE, *short)[:2] == (0, out)
-    assert found("store") == {key}
 
 
 def test_an_interrupt_ends_a_test_too(trained: Command, monkeypatch: pytest.MonkeyPatch) -> None:

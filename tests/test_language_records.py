@@ -18,22 +18,22 @@ from loopscope.models.identity import Identity
 from loopscope.models.passes import states
 from loopscope.models.placement import between
 from loopscope.program import F
-from loopscope.quantity import Quantity, every, of_tables, one
+from loopscope.quantity import Quantity, Table, every, of_tables, one
 from loopscope.store.store import Store
-from loopscope.studies.antonyms.records import measure_antonyms
+from loopscope.studies.antonyms.experiments import measure_antonyms
 from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
-from loopscope.studies.iterations.records import measure_iterations
+from loopscope.studies.iterations.experiments import measure_iterations
 from loopscope.studies.iterations.tables import PAPER_LONG
 from loopscope.studies.language.names import how_much, scale_of
-from loopscope.studies.language.records import LANGUAGE, LanguageSubject
-from loopscope.studies.language.tables import tables
+from loopscope.studies.language.records import SteeredModel
 from loopscope.studies.letters.records import measure_letters, selection_of
 from loopscope.studies.letters.tables import walked
 from loopscope.studies.letters.tests import answer_tokens, question_tokens
 from loopscope.studies.letters.walks import walk_letters
 from loopscope.studies.records import Record, records
-from loopscope.studies.report.ledger import control
+from loopscope.studies.registry import LANGUAGE
+from loopscope.studies.report.ledger import control, failing
 from loopscope.tasks.letters import NAMES
 from tests.planted.language import (
     ABOUT,
@@ -51,6 +51,10 @@ from tests.planted.language import (
     record,
 )
 from tests.planted.letters import PlantedWalker, Words, raising
+
+
+def tables(record: Record) -> list[Table]:
+    return LANGUAGE[record.experiment].tables(record)
 
 
 def verdicts(*found: Record) -> dict[str, Verdict]:
@@ -200,6 +204,8 @@ def test_patches_at_the_last_loop_decide_before_a_larger_model_patched_elsewhere
     (other,) = found["letter.rescue"].others
     assert (other.verdict, [each.row.label for each in other.failed]) == (HOLDS, ["wrong loop"])
     assert control(other.failed[0]) == "control fails: wrong loop gives the answer in 157 of 256 (paper 0 of 256)"
+    (said,) = failing(found["letter.rescue"])
+    assert said == f"beside, large (360M): {other.ours}; {control(other.failed[0])}"
     assert other.changed[0] == "patches in loops 2-4 (paper: in the last), so that the wrong loop is the next one"
     assert found["letter.controls"].verdict == HOLDS
     assert found["letter.steer"].changed[0].startswith("how the backbone was trained")
@@ -550,9 +556,9 @@ def test_a_record_without_trained_starts_is_damage() -> None:
 # ---- measured, kept and found again ----------------------------------------------------------------------------------
 
 
-def subject(by: float = 1.0, name: str = "planted") -> LanguageSubject:
+def subject(by: float = 1.0, name: str = "planted") -> SteeredModel:
     who = Identity(KEY, KEY, None, None)
-    return LanguageSubject(name, who, "planted", PlantedWalker(), Words(), raising(by), f"{int(by):064d}")
+    return SteeredModel(name, who, "planted", PlantedWalker(), Words(), raising(by), f"{int(by):064d}")
 
 
 def test_a_planted_model_makes_the_letter_claims_hold(tmp_path: Path) -> None:

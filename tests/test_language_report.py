@@ -14,6 +14,7 @@ import torch
 from loopscope.errors import InputError
 from loopscope.measure.heads import Heads, Selection, Tried
 from loopscope.measure.replies import answers_name
+from loopscope.plot.canvas import BLUE, ORANGE
 from loopscope.quantity import Quantity, one
 from loopscope.stats import Estimate, wilson
 from loopscope.store.store import Store
@@ -23,13 +24,13 @@ from loopscope.studies.claims import HOLDS, decide, decided_by
 from loopscope.studies.evidence import Evidence, in_short
 from loopscope.studies.iterations import tests as iteration_tests
 from loopscope.studies.language.layouts import LETTERS
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.letters.report import Walkers
 from loopscope.studies.letters.search import search_table, steps, taken
 from loopscope.studies.records import Record, records, save
+from loopscope.studies.registry import LANGUAGE
 from loopscope.studies.report.contents import Figure, Grid, Listing, Report, Section
 from loopscope.studies.report.dots import Search, Spot, Step, dots, searches
-from loopscope.studies.report.drawing import BLUE, ORANGE, THEMED
+from loopscope.studies.report.drawing import THEMED
 from loopscope.studies.report.figures import Line, lines_in_panels, stacked_panels
 from loopscope.studies.report.heat import matrices
 from loopscope.studies.report.models import labels, side_by_side
@@ -50,6 +51,8 @@ from tests.planted.language import (
     record,
 )
 from tests.reading_pages import Reader, figure, told
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 EVERY = (2, 3, 4)
 CASES = 4

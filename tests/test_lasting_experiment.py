@@ -17,7 +17,6 @@ from loopscope.studies.graph_walk.composition import INDEPENDENT, PAPER_LONG, lo
 from loopscope.studies.graph_walk.lasting import (
     STRINGS,
     Counted,
-    claim_lasts,
     eigenvalues,
     limits,
     measure,
@@ -25,8 +24,8 @@ from loopscope.studies.graph_walk.lasting import (
     spectrum,
     tables,
 )
-from loopscope.studies.records import Facts
-from loopscope.studies.subject import Subject, load_subject, walks
+from loopscope.studies.records import ModelFacts
+from loopscope.studies.trained import TrainedModel, load_trained, walks
 from loopscope.tasks.graph_walk import advance, all_starts, walk
 from loopscope.tasks.populations import population
 from tests.planted.lasting import always, planted, until
@@ -34,14 +33,14 @@ from tests.toys import walked
 
 CPU = torch.device("cpu")
 TINY = "tiny-test"
-FACTS = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
-MAIN = Facts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 2})
+FACTS = ModelFacts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
+MAIN = ModelFacts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 2, "two": 2})
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def trained() -> TrainedModel:
     """The tiny backbone; its maps that stay serve as J_two, and one family has a map for one hop alone."""
-    tiny = load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+    tiny = load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
     one, stay = tiny.maps["one"], tiny.maps["stay"]
     return replace(
         tiny, maps={"one": one, "two": stay, "pool-one": one[1:], "strings-one": one, "strings-two": stay[:1]}
@@ -51,27 +50,29 @@ def subject() -> Subject:
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def plain(subject: Subject, string: str, maps: dict[str, DiagonalLowRank], tokens: Tensor) -> tuple[Tensor, Tensor]:
+def plain(
+    trained: TrainedModel, string: str, maps: dict[str, DiagonalLowRank], tokens: Tensor
+) -> tuple[Tensor, Tensor]:
     """Nodes answered [calls, n] and states [1 + calls, n, T, d], by a loop over the letters."""
     with torch.no_grad():
-        h = subject.model.embed(tokens)
-        for _ in range(subject.loops):
-            h = subject.model.call(h)
+        h = trained.model.embed(tokens)
+        for _ in range(trained.loops):
+            h = trained.model.call(h)
         states, answers = [h], []
         for letter in string:
-            h = subject.model.call(maps[letter](h))
+            h = trained.model.call(maps[letter](h))
             states.append(h)
-            answers.append(subject.model.read(h[:, -1]).argmax(-1))
+            answers.append(trained.model.read(h[:, -1]).argmax(-1))
     return torch.stack(answers), torch.stack(states)
 
 
-def test_counts_are_those_of_a_plain_loop(subject: Subject) -> None:
+def test_counts_are_those_of_a_plain_loop(trained: TrainedModel) -> None:
     graphs, calls = 5, 9
-    found = measure(subject, TINY, calls=calls, graphs=graphs, strings=3)[TINY]
+    found = measure(trained, TINY, calls=calls, graphs=graphs, strings=3)[TINY]
     families = {name.split(" ")[0] for name in found} - {"mixed"}
     assert families == {"published", "pool", "strings"}
     assert not [name for name in found if name.startswith(("pool two", "pool mixed"))]
-    at = walks(TINY, subject, "five")
+    at = walks(TINY, trained, "five")
     tokens, kept = at.tokens[: graphs * 6], at.kept[: graphs * 6]
     assert 0 < int(kept.sum()) < graphs * 6
     mixed = [(string * 2)[:calls] for string in long_strings()["mixed"][:3]]
@@ -79,9 +80,9 @@ def test_counts_are_those_of_a_plain_loop(subject: Subject) -> None:
     for kind, strings in {"one": ["1" * calls], "two": ["2" * calls], "mixed": mixed}.items():
         right, so_far = torch.zeros(2, calls, graphs * 6), torch.zeros(2, calls, graphs * 6)
         for fit in range(2):
-            maps = {"1": subject.maps["one"][fit], "2": subject.maps["two"][fit]}
+            maps = {"1": trained.maps["one"][fit], "2": trained.maps["two"][fit]}
             for string in strings:
-                answers, _ = plain(subject, string, maps, tokens)
+                answers, _ = plain(trained, string, maps, tokens)
                 hops = [sum(map(int, string[: call + 1])) for call in range(calls)]
                 hit = torch.stack([answers[call] == at.ahead(hops[call])[: graphs * 6] for call in range(calls)]) & kept
                 right[fit] += hit
@@ -100,14 +101,14 @@ def test_counts_are_those_of_a_plain_loop(subject: Subject) -> None:
     assert torch.equal(found["strings mixed right"], found["published mixed right"][:1])
 
 
-def test_limits_are_those_of_the_states(subject: Subject) -> None:
+def test_limits_are_those_of_the_states(trained: TrainedModel) -> None:
     calls = 4
-    found = measure(subject, TINY, calls=calls, graphs=3, strings=1)
+    found = measure(trained, TINY, calls=calls, graphs=3, strings=1)
     counted = Counted.of(found, FACTS, TINY)
-    tokens = walks(TINY, subject).tokens[: 3 * 6 : 6]
+    tokens = walks(TINY, trained).tokens[: 3 * 6 : 6]
     told = []
-    for step in subject.maps["one"]:
-        _, states = plain(subject, "1" * calls, {"1": step}, tokens)
+    for step in trained.maps["one"]:
+        _, states = plain(trained, "1" * calls, {"1": step}, tokens)
         graph, start = states[:, :, :19], states[0, :, :19]
         answer = states[:, :, -1].norm(dim=-1).mean(1)
         moved = ((graph - start).norm(dim=-1) / start.norm(dim=-1)).mean((1, 2))
@@ -118,7 +119,7 @@ def test_limits_are_those_of_the_states(subject: Subject) -> None:
     assert mine.drift[0] == 0.0
 
 
-def test_the_spectrum_of_planted_maps(subject: Subject) -> None:
+def test_the_spectrum_of_planted_maps(trained: TrainedModel) -> None:
     """A diagonal of 0.5, a rotation by A B in two dimensions of size 2, an eigenvalue of 3."""
     step = DiagonalLowRank(64, 2, seed=0)
     with torch.no_grad():
@@ -128,7 +129,7 @@ def test_the_spectrum_of_planted_maps(subject: Subject) -> None:
         step.A[1, 0] = step.A[2, 1] = 1.0
         step.B[0, 2], step.B[1, 1] = 2.0, -2.0
         step.B[0, 1], step.B[1, 2] = -0.5, -0.5
-    found = measure(replace(subject, maps={"one": [step]}), TINY, calls=2, graphs=2)
+    found = measure(replace(trained, maps={"one": [step]}), TINY, calls=2, graphs=2)
     told = spectrum(Counted.of(found, FACTS, TINY), "published", "one")
     assert (told.radius, told.above_one, told.median) == pytest.approx((3.0, 3.0, 0.5))
     sizes = found[TINY]["published one spectrum"].norm(dim=-1)[0].tolist()
@@ -136,15 +137,15 @@ def test_the_spectrum_of_planted_maps(subject: Subject) -> None:
     assert eigenvalues(Counted.of(found, FACTS, TINY), "published", "one") == pytest.approx(sizes)
 
 
-def test_what_cannot_be_measured(subject: Subject) -> None:
-    with pytest.raises(InputError, match=r"cannot take 73 graphs of tiny-test: 2 to 72 .* \(nearest: 72\)"):
-        measure(subject, TINY, graphs=73)
+def test_what_cannot_be_measured(trained: TrainedModel) -> None:
+    with pytest.raises(InputError, match=r"cannot take 73 of 72 graphs of tiny-test \(nearest: 72\)"):
+        measure(trained, TINY, graphs=73)
     with pytest.raises(InputError, match=r"cannot run 0 calls: .* \(nearest: 1\)"):
-        measure(subject, TINY, calls=0)
+        measure(trained, TINY, calls=0)
     with pytest.raises(InputError, match=r"cannot run 33 strings: .* \(nearest: 32\)"):
-        measure(subject, TINY, strings=33)
+        measure(trained, TINY, strings=33)
     with pytest.raises(InputError, match=r"tiny-0 has none of the maps one, .* strings-two; it has stay"):
-        measure(replace(subject, maps={"stay": subject.maps["one"]}), TINY, graphs=2)
+        measure(replace(trained, maps={"stay": trained.maps["one"]}), TINY, graphs=2)
 
 
 # ---- analysis of planted counts --------------------------------------------------------------------------------------
@@ -187,12 +188,6 @@ def test_planted_walkers() -> None:
         for family in ("rollout", "pool")
         for kind in ("one", "two")
     }
-    aimed = claim_lasts(found, MAIN, "rollout")
-    assert {call: each.estimate.value for call, each in aimed.items()} == {8: 1.0, 64: 1.0}
-    with pytest.raises(
-        InputError, match="no 64 calls of 'strings' maps were measured: there are 64 calls of published"
-    ):
-        claim_lasts(found, MAIN, "strings")
 
 
 def test_families_have_one_order_whatever_that_of_the_counts() -> None:
@@ -226,8 +221,6 @@ def test_a_shorter_run_shows_in_its_tables() -> None:
     made = tables(found, FACTS)
     assert {table.title.split(",")[0] for table in made} == {"10 calls"}
     assert [row.label for row in made[-1].rows] == [f"copy u, call {call}" for call in (1, 2, 3, 4, 6, 8)]
-    with pytest.raises(InputError, match="there are 10 calls of published"):
-        claim_lasts(found, FACTS, "published", TINY)
 
 
 def test_copy_u_follows_from_the_graphs() -> None:

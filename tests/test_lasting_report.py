@@ -19,7 +19,7 @@ from loopscope.studies.graph_walk.composition import INDEPENDENT
 from loopscope.studies.graph_walk.experiments import LASTING, QUICK_LASTING
 from loopscope.studies.graph_walk.lasting import FAMILIES, MARKS, Counted, tables
 from loopscope.studies.graph_walk.report.lasting import accuracy, aim, checks, limiting, measured
-from loopscope.studies.records import Facts, Predictions, Record, records, save
+from loopscope.studies.records import ModelFacts, Predictions, Record, records, save
 from loopscope.studies.report.contents import Listing, Report, Section
 from loopscope.studies.report.page import pages, write_page
 from loopscope.studies.report.sections import SECTIONS, report_of
@@ -30,6 +30,8 @@ from tests.looking import phone_width
 from tests.planted.claims import CHOSEN, MAIN
 from tests.planted.lasting import Right, always, planted, until
 from tests.reading_pages import Reader, figure, rows_of, told
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 GRAPHS, CALLS, WIDTH = 24, 64, 16
 FIRST, REACHED = MAIN[:2]
@@ -48,14 +50,14 @@ def grown(rate: float) -> Tensor:
 
 def recorded(name: str, walkers: dict[str, Right], rate: float = 1.0, calls: int = CALLS, strings: int = 4) -> Record:
     """Two fits; the maps of the second shrink by half what those of the first stretch by two."""
-    found = planted(Facts(name, "k", 6, 8, 10, 4, {}), INDEPENDENT, GRAPHS, walkers, calls, strings=strings)
+    found = planted(ModelFacts(name, "k", 6, 8, 10, 4, {}), INDEPENDENT, GRAPHS, walkers, calls, strings=strings)
     for family in walkers:
         for kind in ("one", "two", "mixed"):
             found[INDEPENDENT][f"{family} {kind} limits"] = grown(rate)[: 1 + calls].expand(2, -1, -1).clone()
         for kind in ("one", "two"):
             sizes = torch.stack([torch.full((WIDTH,), 2.0), torch.full((WIDTH,), 0.5)])
             found[INDEPENDENT][f"{family} {kind} spectrum"] = torch.stack([sizes, torch.zeros(2, WIDTH)], -1)
-    facts = Facts(name, "f" * 64, 6, 8, 10, 4, {target: 2 for family in walkers for target in FAMILIES[family]})
+    facts = ModelFacts(name, "f" * 64, 6, 8, 10, 4, {target: 2 for family in walkers for target in FAMILIES[family]})
     return Record(LASTING, facts, found, raw=True)
 
 

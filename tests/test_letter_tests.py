@@ -11,8 +11,9 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
-from loopscope.measure.heads import MAP_NAME, Heads
+from loopscope.measure.heads import Heads
 from loopscope.measure.replies import asked
+from loopscope.measure.searching import MAP_NAME
 from loopscope.studies.letters.tests import (
     BASE,
     CONTENT,

@@ -51,6 +51,24 @@ def test_logits_of_every_loop_equal_the_public_code(
     torch.testing.assert_close(load_file(file)["logits_by_loop"], golden()["logits_by_loop"][:2], rtol=0, atol=1e-5)
 
 
+def test_readouts_and_sweeps_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, ouro: str) -> None:
+    picture, drawing = tmp_path / "read.svg", tmp_path / "sweep.png"
+    code, out, err = loopscope(capsys, "lm", "readouts", ouro, "--text", "ab a 12", "--plot", str(picture))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"picture of the first text: {picture}"
+    assert picture.read_text().startswith("<?xml")
+    texts = "--text", "ab a 12", "--from", "ab a 34"
+    code, out, err = loopscope(capsys, "lm", "sweep", ouro, "z", *texts, "--each-head", "--plot", str(drawing))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"written: {drawing}"
+    assert drawing.read_bytes().startswith(b"\x89PNG")
+    for name, said in (("x.gif", "pictures are .png, .svg or .pdf files, not x.gif"), ("read.svg", "exists already")):
+        code, out, err = loopscope(capsys, "lm", "readouts", ouro, "--text", "a", "--plot", str(tmp_path / name))
+        assert (code, out) == (2, "")
+        assert said in err
+        assert not (tmp_path / "x.gif").exists()
+
+
 def test_texts_of_several_lengths_are_read_as_each_alone(capsys: pytest.CaptureFixture[str], ouro: str) -> None:
     def read(*arguments: str) -> list[dict[str, object]]:
         code, out, err = loopscope(capsys, "lm", "readouts", ouro, *arguments, "--json")
@@ -208,7 +226,7 @@ def test_without_the_extra_one_line_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     cases = [
         (["readouts", ouro, "--text", "a"], "reading text needs the package tokenizers"),
-        (["readouts", str(llama), "--ids", "[[1]]"], "a looped Qwen3 or Llama needs the package transformers"),
+        (["readouts", str(llama), "--ids", "[[1]]"], "a looped pretrained model needs the package transformers"),
         (["get", "smollm2-135m", "--out", str(new)], "reading a GGUF file needs the package gguf"),
     ]
     for arguments, said in cases:

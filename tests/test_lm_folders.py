@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loopscope.errors import DamagedError, InputError
-from loopscope.models.folders import load, outline, weights_sha256
+from loopscope.models.folders import ADAPTERS, load, outline, weights_sha256
 from loopscope.models.stacks import LoopedStack, stack_from_config
 from tests.model_folders import stack_folder
 from tests.ouro_tiny import CONFIG, golden, weights, write_folder
@@ -117,17 +117,16 @@ def test_a_pickle_is_refused_unopened(tmp_path: Path, refused: Callable[..., str
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (tmp_path / name).write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")
     found = refused(InputError, load, tmp_path)
-    assert f"has only pickled weights, {name}, which are never opened" in found
+    assert f"has only pickled weights, {name}, which are never opened unasked; loopscope lm convert {tmp_path}" in found
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["config.json", name])
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
-    for kind, near in (("mamba", "llama"), (None, "ouro")):
+    for kind, near in (("lama", "llama"), ("our", "ouro")):
         folder = write_folder(tmp_path / f"{kind}", weights(), CONFIG | {"model_type": kind})
         found = refused(InputError, load, folder)
-        assert found.endswith(
-            f"config.json: model_type '{kind}' is unknown; there are: ouro, qwen3, llama (nearest: {near})"
-        )
+        there = ", ".join(ADAPTERS)
+        assert found.endswith(f"config.json: model_type '{kind}' is unknown; there are: {there} (nearest: {near})")
 
 
 def test_a_setting_that_does_not_fit_names_the_file(tmp_path: Path, refused: Callable[..., str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from loopscope import F, J, Program
-from loopscope.address import Site
+from loopscope.address import Address, Site
 from loopscope.errors import InputError, NotFiniteError
 from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense, save_map
 from loopscope.measure import patching
-from loopscope.measure.patching import compare, places, plain_of, recover
+from loopscope.measure.cells import places
+from loopscope.measure.patching import compare, plain_of, recover, started
 from loopscope.models.folders import load
-from loopscope.models.steering import InFull, load_steering_map
+from loopscope.models.passes import states
+from loopscope.models.steering import FullPrecisionMap, load_steering_map
 from loopscope.models.text import load_tokenizer
+from loopscope.program import Run, Seed
+from tests.adapters_tiny import model_folder
 from tests.commands import loopscope
+from tests.kinds import KINDS
 from tests.model_folders import ouro_folder, stack_folder
 from tests.ouro_tiny import ouro_map, tiny_ouro
 from tests.worded import worded_folder
@@ -173,6 +179,12 @@ def test_a_sweep_recovers_what_plain_runs_recover(
     written = load_file("out")
     assert written["recovered"].tolist() == [place["recovered"] for place in report["places"]]
     assert written["from"].tolist() == both.flip(0).tolist()
+    assert report["memory"]["allowed"] is None
+    less = report["memory"]["peak"] // 2
+    held = patch(capsys, *asked, "--layer", "2", "--memory", str(less))
+    assert held["memory"]["peak"] <= held["memory"]["allowed"] == less
+    for one, other in zip(held["places"], report["places"], strict=True):
+        assert one["recovered"] == pytest.approx(other["recovered"], abs=1e-5)
     monkeypatch.setattr(patching, "AT_ONCE", 3)  # in pieces, the last of them not full
     again = patch(capsys, *asked, "--layer", "2")
     for one, other in zip(again["places"], report["places"], strict=True):
@@ -246,10 +258,10 @@ def test_a_map_keeps_its_precision_among_bf16_states(tmp_path: Path) -> None:
     save_map(ouro_map(), tmp_path / "map")
     step = load_steering_map(tmp_path / "map", tmp_path, 48)
     h = torch.randn(2, 3, 48, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(InFull(step)(h), step(h))
+    assert torch.equal(FullPrecisionMap(step)(h), step(h))
     low = h.bfloat16()
-    assert torch.equal(InFull(step)(low), step(low.float()).bfloat16())
-    assert not torch.equal(InFull(step)(low), ouro_map(dtype=torch.bfloat16)(low))
+    assert torch.equal(FullPrecisionMap(step)(low), step(low.float()).bfloat16())
+    assert not torch.equal(FullPrecisionMap(step)(low), ouro_map(dtype=torch.bfloat16)(low))
     with pytest.raises(InputError, match="is a map of width 48, but the states of"):
         load_steering_map(tmp_path / "map", tmp_path, 47)
 
@@ -276,7 +288,8 @@ def test_mistakes_get_one_line_and_leave_nothing(capsys: pytest.CaptureFixture[s
     both = ["--text", TEXT, "--other", f"other={OTHER}"]
     cases: list[tuple[list[str], str]] = [
         (["F"], "--text"),
-        (["F G", *both], "cannot read 'G' at character 3 of program 'F G'"),
+        (["F g", *both], "cannot read 'g' at character 3 of program 'F g'"),
+        (["F G", *both], "'F G' calls G, but the stacks of this model are: F"),
         (["F[layer[9].z<-(F)]", *both], "layer[9].z does not exist: layers 1.."),
         (["F[layer[1].head[9].z<-(F)]", *both], "does not exist: layers 1.."),
         (["F[layer[1].row[9].z<-(F)]", *both], "rows 0..4 (nearest: layer[1].row[4].z)"),
@@ -292,7 +305,28 @@ def test_mistakes_get_one_line_and_leave_nothing(capsys: pytest.CaptureFixture[s
         (["F", *both, "--map", "step=nowhere"], "nowhere is no saved map"),
         (["F", *both, "--map", "step=wide"], "wide is a map of width 17, but the states of"),
         (["F", *both, "--other", "ab"], "--other takes NAME=TEXT, not 'ab'"),
-        (["F", *both, "--other", "more=ab"], "--other more has 1 tokens, but --text 5; patches need the same number"),
+        (["F", *both, "--other", "other=ab"], "--other other is given for 2 of 1 texts; give one for each"),
+        (["F", *both, "--text", "ab"], "--other other is given for 1 of 2 texts; give one for each, in their order"),
+        (
+            ["F[layer[1].z<-(F)@short]", *both, "--other", "short=ab"],
+            "the inputs have 5 and 1 rows; rows from the end,",
+        ),
+        (["F[layer[1].row[-1].pattern<-(F)@short]", *both, "--other", "short=ab"], "its keys would be others"),
+        (['F[layer[1].row["ba"].z<-(F)@other]', *both], "occurs 0 times in example 1 of input 'main'"),
+        (["F", *both, "--ids", "[[1]]"], "give either --text or --ids"),
+        (["F", "--ids", "[1]"], '--ids takes a list of lists of tokens, such as "[[1, 7, 3]]"'),
+        (["F", "--ids", "[[1]]", "--chat"], "--chat puts a text into the chat template; give --text"),
+        (
+            ["F", "--ids", "[[1]]", "--other", "x=ab"],
+            '--other x takes a list of lists of tokens, such as "[[1, 7, 3]]"',
+        ),
+        (["F", *both, "--puzzles", "[0]"], "no rows for puzzles"),
+        (["F", *both, "--start", "seed:1"], "'seed:1 F' has a seed, but this model starts from its input"),
+        (["L", *both], "'L' calls L, but the stacks of this model are: F"),
+        (["prelude[layer[1].z<-(F)] F", *both], "patches a prelude, which this model does not have"),
+        (["F**2", *both], "as text, F**6 | J('one') | F is F6 J:one F"),
+        (["seed:2 F", *both, "--start", "seed:1"], "'seed:2 F' names its start; --start 'seed:1' would be another"),
+        (["F", *both, "--row", "1,2"], "--row takes a number, or what stands there as"),
         (["F", "--text", ""], "every prompt needs at least one token"),
         (["F", "--text", "1" * 257], "257 tokens given, but the model has 256 positions"),
         (["F", *both, "--row", "5"], "row 5 does not exist: rows are 0..4 (nearest: 4)"),
@@ -308,13 +342,21 @@ def test_mistakes_get_one_line_and_leave_nothing(capsys: pytest.CaptureFixture[s
         (["resid", "--text", TEXT], "--from"),
         (["resid", *pair, "--text", TEXT], "every --text needs a --from: 2 and 1 were given"),
         (["resdi", *pair], "unknown component 'resdi'"),
-        (["loop[1].resid", *pair], "cannot read 'loop[1]'"),
+        (["loop[1].resid", *pair], "'loop[1].resid' says where; what is swept is as head[3].row[-1].z"),
+        (["prelude.layer[1].z", *pair], "'prelude.layer[1].z' says where"),
+        (["z", *pair, "--program", "h0 F", "--start", "zeros"], "'h0 F' names its start; --start 'zeros' would be"),
         (["row[9].resid", *pair], "rows 0..4"),
         (["resid", *pair, "--loop", "5"], "loop 5 does not exist in 'F4': it has loops 1..4"),
         (["resid", *pair, "--layer", "9"], "layer[9].resid does not exist"),
         (["resid", *pair, "--each-head"], "resid has no heads"),
-        (["resid", "--text", TEXT, "--from", "ab"], "--from has 1 tokens, but --text 5"),
-        (["z", *pair, "--text", "ab", "--from", OTHER], "--text number 2 has 1 tokens, but --text number 1 5"),
+        (["resid", *pair, "--each", "4"], "--each 4 is about jobs, and goes with --on"),
+        (["resid", "--text", TEXT, "--from", "ab"], "names rows from the start, and the inputs have 5 and 1 rows"),
+        (["z", *pair, "--text", "ab", "--from", OTHER], "the inputs have 1 and 5 rows"),
+        (["row[0].z", *pair, "--text", "ab", "--from", OTHER], "counted from the start, and the inputs have unequal"),
+        (["row[-1].pattern", "--text", TEXT, "--from", "ab"], "its keys would be others"),
+        (["z", *pair, "--loop", "prelude"], "this model has no prelude (its loops: 1 to 4)"),
+        (["z", *pair, "--loop", "L[1]"], "'F4' has no stack L"),
+        (["z", *pair, "--loop", "one"], "cannot read"),
         (["z", "--text", TEXT, "--from", TEXT], "text 1 and its other are both continued by "),
         (["z", *pair, "--program", "F J:step F"], "no map named 'step' was given"),
         (["z", *pair, "--program", "J:step", "--map", "step=map"], "calls F nowhere"),
@@ -334,6 +376,54 @@ def test_mistakes_get_one_line_and_leave_nothing(capsys: pytest.CaptureFixture[s
             assert (code, out, err.count("\n")) == (2, "", 1)
             assert message in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_rows_of_puzzles_are_called_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = ("H[layer[1].row[-1].z*=0]", "--ids", "[[1, 2]]", "--puzzles", "[1, 0]", "--other", "other=[[3, 2]]")
+    code, out, err = loopscope(capsys, "lm", "patch", str(model_folder(tmp_path / "trm", "trm")), *asked)
+    assert (code, err) == (0, "")
+    assert "@other: row 0 puzzle 1 is puzzle 0, row 1 puzzle 1 is puzzle 0, row 2 1 is 3" in " ".join(out.split())
+
+
+def test_sources_of_every_kind_begin_where_the_program_does() -> None:
+    program = Program.parse(
+        "F F[layer[1].z<-(F2)@a; layer[1].mlp_out+=0.5*(F[layer[1].z+=(seed:2 F2)])@a; layer[2].z*=0]"
+    )
+    begun = "F F[layer[1].z<-(seed:7 F2)@a; layer[1].mlp_out+=0.5*(seed:7 F[layer[1].z+=(seed:2 F2)])@a; layer[2].z*=0]"
+    assert str(started(program, Seed(7))) == f"seed:7 {begun}"
+
+
+def test_programs_and_places_are_taken_as_text() -> None:
+    model, (text, other) = KINDS["two stacks"](), torch.tensor([[1, 2, 3], [5, 6, 4]])[:, None]
+    with torch.no_grad():
+        model.head.bias.zero_()  # or it would say the same after both
+    program, place = Program.parse("L2 H"), "L[2].layer[1].row[-1].resid"
+    assert Run("L2 H", "other") == Run(program, "other")
+    assert Program.parse("L") | "L H" == program
+    assert places(model, "L2 H", "row[-1].z", 3) == places(model, program, Site.parse("layer[1].row[-1].z"), 3)
+    for one, two in (
+        (plain_run(model, {"main": text}, "L2 H").read("h3"), plain_run(model, {"main": text}, program).read("h3")),
+        (states(model, text, "L2 H")["h3"], states(model, text, program)["h3"]),
+        (compare(model, text, "L2 H")[0].logits, compare(model, text, [program])[0].logits),
+        (
+            recover(model, text, other, "L2 H", place, source="L2 H2").recovered,
+            recover(model, text, other, program, [Address.parse(place)], source=Program.parse("L2 H2")).recovered,
+        ),
+    ):
+        assert torch.equal(one, two)
+
+
+def test_a_coda_that_is_not_read_is_refused(refused: Callable[..., str]) -> None:
+    model, text = KINDS["prelude and coda"](), torch.tensor([[1, 2, 3]])
+    program = Program.parse("F2 coda:1[layer[1].z*=0]")
+    said = refused(InputError, lambda: compare(model, text, [program]))
+    assert said.endswith("patches coda:1, but what it says next is read through coda:2 (nearest: coda:2)")
+
+
+def test_what_enters_is_swept_call_by_call() -> None:
+    found = places(KINDS["two stacks"](), Program.parse("(L2 H)2"), Site.parse("row[-1].enter"), 4)
+    assert [str(each) for each in found[:3]] == ["L[1,1].row[-1].enter", "L[1,2].row[-1].enter", "H[1].row[-1].enter"]
+    assert len(found) == 6
 
 
 def test_damage_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path, ouro: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ from loopscope.models.folders import load, weights_sha256
 from loopscope.models.text import load_tokenizer
 from loopscope.store.store import Store
 from loopscope.studies.iterations import tests as iteration_tests
-from loopscope.studies.iterations.records import measure_iterations
+from loopscope.studies.iterations.experiments import measure_iterations
 from loopscope.studies.language.records import load_language
 from loopscope.studies.letters.records import measure_letters
-from loopscope.studies.records import RECORD, config_of, records
+from loopscope.studies.records import RECORD, Record, config_of, records
 from tests.commands import loopscope
 from tests.stores import everything_under
 from tests.worded import worded_folder, worded_map
@@ -35,6 +35,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     worded_map(folder / "map")
     worded_map(folder / "wide", width=17)
     return folder
+
+
+class Iterated(NamedTuple):
+    """A test of iterations that tests look at: its record, where it is, and what was said meanwhile."""
+
+    made: Record
+    store: Store
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def iterated(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterated:
+    said: list[str] = []
+    store = Store(tmp_path_factory.mktemp("iterated"))
+    made = measure_iterations(load_language(models / "worded", models / "map"), store, cases=1, log=said.append)
+    return Iterated(made, store, said)
 
 
 @pytest.fixture
@@ -98,10 +114,8 @@ def test_antonyms_and_iterations_are_recorded(command: Command, tmp_path: Path) 
     assert [each.experiment for each in records(Store(tmp_path / "store"))] == ["antonyms", "iterations"]
 
 
-def test_iterations_are_asked_from_held_out_and_from_trained_starts(tmp_path: Path, models: Path) -> None:
-    said: list[str] = []
-    subject = load_language(models / "worded", models / "map")
-    made = measure_iterations(subject, Store(tmp_path), cases=1, log=said.append)
+def test_iterations_are_asked_from_held_out_and_from_trained_starts(iterated: Iterated) -> None:
+    made, _, said = iterated
     assert {group: set(found) for group, found in made.predictions.items()} == {
         group: set(iteration_tests.branches()) for group in ("iterations", "trained-starts")
     }
@@ -129,9 +143,8 @@ def test_bf16_is_measured_and_recorded_apart(command: Command, tmp_path: Path, m
     assert max(steered.notes["errors"].values()) < 0.2  # a self-patch is the run itself, up to bf16's rounding
 
 
-def test_fp32_is_what_the_bare_map_gives_bit_by_bit(command: Command, tmp_path: Path, models: Path) -> None:
-    as_json(command("iterations", "--cases", "1", "--json"))
-    (kept,) = records(Store(tmp_path / "store"))
+def test_fp32_is_what_the_bare_map_gives_bit_by_bit(iterated: Iterated, models: Path) -> None:
+    (kept,) = records(iterated.store)
     model, step = load(models / "worded", dtype=torch.float32), load_map(models / "map")
     assert list(kept.predictions) == ["iterations", "trained-starts"]
     for group, split in (("iterations", "test"), ("trained-starts", "train")):
@@ -148,7 +161,7 @@ def test_fp32_is_what_the_bare_map_gives_bit_by_bit(command: Command, tmp_path: 
     assert torch.equal(steered, plain)
     settings = {"cases": 1, "loops": 4, "boundary": "none"}  # nothing about precision
     inputs = {"weights": weights_sha256(models / "worded"), "identity": subject.identity.key, "map": map_key(step)}
-    assert Store(tmp_path / "store").find(RECORD, config_of("iterations", "worded", settings), inputs) is not None
+    assert iterated.store.find(RECORD, config_of("iterations", "worded", settings), inputs) is not None
 
 
 def test_mistakes_get_one_line_and_leave_nothing(command: Command, tmp_path: Path) -> None:

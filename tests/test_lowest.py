@@ -7,8 +7,22 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TOOLS = {"hatchling", "mkdocs-material", "mkdocstrings[python]", "mypy", "playwright", "ruff", "triton"}
-"""What builds, checks and draws, and is run in the newest versions alone."""
+TOOLS = {
+    "ipykernel",
+    "lm-eval",
+    "nbclient",
+    "nbformat",
+    "hatchling",
+    "mkdocs-material",
+    "mkdocstrings[python]",
+    "mypy",
+    "playwright",
+    "ray",
+    "ruff",
+    "submitit",
+    "triton",
+}
+"""What builds, checks, draws and spreads jobs, and is run in the newest versions alone."""
 
 
 def test_bounds_are_those_of_the_lowest_environment() -> None:

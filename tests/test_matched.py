@@ -17,9 +17,10 @@ from loopscope.store.artefacts import BACKBONE, MAP, RESULT
 from loopscope.store.store import Store
 from loopscope.store.zoo import find, open_zoo
 from loopscope.studies.graph_walk.learning import curves, noted, notes
-from loopscope.studies.graph_walk.matched import BEFORE, HOPS, measure, pairs, summary, tables
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, Walks, instances, load_subject
+from loopscope.studies.graph_walk.matched import BEFORE, HOPS, measure
+from loopscope.studies.graph_walk.matched_tables import pairs, tables
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, Walks, instances, load_trained
 from loopscope.tasks.graph_walk import cycle_lengths
 from tests.planted.matched import TINY, elsewhere, planted, right_on
 
@@ -43,8 +44,8 @@ PUBLISHED = {
 # ---- planted answers -------------------------------------------------------------------------------------------------
 
 
-def facts_of(name: str, fits: Mapping[str, int], nodes: int = 6, depth: int = 2) -> Facts:
-    return Facts(name, "0" * 64, loops=depth, depth=depth, nodes=nodes, heads=2, fits=fits)
+def facts_of(name: str, fits: Mapping[str, int], nodes: int = 6, depth: int = 2) -> ModelFacts:
+    return ModelFacts(name, "0" * 64, loops=depth, depth=depth, nodes=nodes, heads=2, fits=fits)
 
 
 @pytest.fixture(scope="module")
@@ -79,31 +80,31 @@ CYCLES, LONGER = "target accuracy by the cycle length of the start", "what a lon
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+def trained() -> TrainedModel:
+    return load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
 
 
 @pytest.fixture(scope="module")
-def measured(subject: Subject) -> Predictions:
-    return measure(subject, TINY)
+def measured(trained: TrainedModel) -> Predictions:
+    return measure(trained, TINY)
 
 
-def test_measured_answers_are_those_of_plain_runs(subject: Subject, measured: Predictions, at: Walks) -> None:
+def test_measured_answers_are_those_of_plain_runs(trained: TrainedModel, measured: Predictions, at: Walks) -> None:
     texts = {"endpoint": "F2", "unsteered": "F3"}
     for name in ("stay-1", "stay-2", "one-1", "one-2"):
         texts |= {name: f"F2 J:{name} F", name + BEFORE: f"F2 J:{name}"}
     assert set(measured) == {TINY}
     assert set(measured[TINY]) == set(texts)
-    maps = subject.named("stay", "one")
+    maps = trained.named("stay", "one")
     for name, program in {name: Program.parse(text) for name, text in texts.items()}.items():
-        end = plain_run(subject.model, {"main": at.tokens}, program, maps=maps).states[program.points[-1]]
-        expected = subject.model.read(end[:, -1]).argmax(-1)
+        end = plain_run(trained.model, {"main": at.tokens}, program, maps=maps).states[program.points[-1]]
+        expected = trained.model.read(end[:, -1]).argmax(-1)
         assert measured[TINY][name].dtype == torch.uint8
         assert torch.equal(measured[TINY][name].long(), expected), name
 
 
-def test_tables_of_a_backbone_that_obeys_its_maps(subject: Subject, measured: Predictions) -> None:
-    found = rows_of(tables({"tiny-0": measured}, {"tiny-0": Facts.of(subject)}, TINY))
+def test_tables_of_a_backbone_that_obeys_its_maps(trained: TrainedModel, measured: Predictions) -> None:
+    found = rows_of(tables({"tiny-0": measured}, {"tiny-0": ModelFacts.of(trained)}, TINY))
     accuracy = found[ACCURACY("by supervision")]
     for row in ("last trained loop: stay", "J_stay: stay", "J_one: one"):
         assert accuracy[f"tiny-0, {row}"].estimate.value == 1.0
@@ -118,7 +119,7 @@ def test_tables_of_a_backbone_that_obeys_its_maps(subject: Subject, measured: Pr
 
 
 @pytest.fixture(scope="module")
-def published(paper_at: Walks) -> tuple[dict[str, Predictions], dict[str, Facts]]:
+def published(paper_at: Walks) -> tuple[dict[str, Predictions], dict[str, ModelFacts]]:
     """Ten backbones whose fits are right exactly as often as the paper's table of fits says."""
     n = int(paper_at.kept.sum())
     found = {}
@@ -128,24 +129,23 @@ def published(paper_at: Walks) -> tuple[dict[str, Predictions], dict[str, Facts]
     return found, {name: facts_of(name, {"one": 2, "two": 2}, nodes=10, depth=8) for name in found}
 
 
-def test_the_papers_fits_give_the_papers_means(published: tuple[dict[str, Predictions], dict[str, Facts]]) -> None:
+def test_the_papers_fits_give_the_papers_means(published: tuple[dict[str, Predictions], dict[str, ModelFacts]]) -> None:
     expected = {
         "matched-final, no map: stay": (100.0, 0.0), "matched-final, no map: one": (0.0, 0.0),
         "matched-stepwise, no map: stay": (0.0, 0.0), "matched-stepwise, no map: one": (100.0, 0.0),
         "matched-final, J_one: one": (66.5, 10.0), "matched-stepwise, J_one: one": (100.0, 0.0),
         "matched-final, J_two: two": (50.5, 15.2), "matched-stepwise, J_two: two": (13.2, 6.8),
     }  # fmt: skip
-    rows = {row.label: row for row in summary(*published, paper=True).rows}
+    rows = {row.label: row for row in tables(*published, paper=True)[0].rows}
     for name, (mean, sd) in expected.items():
         row = rows[name]
         assert 100 * row.estimate.value == pytest.approx(mean, abs=0.05)
         assert 50 * (row.estimate.high - row.estimate.low) == pytest.approx(sd, abs=0.05)
         assert (row.n, row.estimate.n, row.estimate.unit) == (4137, 5, "backbone, mean ± SD")
         assert row.published == pytest.approx(mean / 100)
-    assert all(row.published is None for row in summary(*published).rows)
 
 
-def test_the_papers_gaps(published: tuple[dict[str, Predictions], dict[str, Facts]]) -> None:
+def test_the_papers_gaps(published: tuple[dict[str, Predictions], dict[str, ModelFacts]]) -> None:
     found = pairs(*published)
     two = [pair for pair in found if pair.target == "two"]
     assert [pair.seed for pair in two] == ["0", "1", "2", "3", "4"]
@@ -294,8 +294,14 @@ def test_copying_scores_where_the_cycle_length_divides_the_steps(paper_at: Walks
 
 def test_curves_of_the_zoo() -> None:
     zoo = open_zoo()
-    found = curves(zoo, ["tiny-0"], prefix="tiny-")
-    assert noted(notes(zoo, "tiny-0", "tiny-")) == found
+    backbone = find(zoo, "tiny-0", BACKBONE).key
+    inputs = {BACKBONE: backbone}
+    for number, fit in enumerate(zoo.every(MAP)):
+        inputs |= {f"fit-{number}": fit.key} if fit.manifest.inputs[BACKBONE] == backbone else {}
+    found = curves(zoo, inputs, prefix="tiny-")
+    assert noted(notes(zoo, inputs, "tiny-")) == found
+    one = find(zoo, "tiny-one-1@tiny-0", MAP).key
+    assert curves(zoo, {BACKBONE: backbone, "one-1": one}, "tiny-") == found[:1]  # not those of other maps
     assert [(curve.target, curve.fit) for curve in found] == [("one", 1), ("one", 2), ("stay", 1), ("stay", 2)]
     for curve in found:
         assert curve.backbone == "tiny-0"
@@ -316,9 +322,10 @@ def test_curves_that_cannot_be_read(tmp_path: Path, refused: Callable[..., str])
         {BACKBONE: backbone.artefact.key},
     ) as fit:
         fit.json(RESULT, {"history": [{"update": 50, "score": []}], "selected": {"update": 50}})
-    told = refused(DamagedError, curves, store, ["toy-0"])
+    inputs = {BACKBONE: backbone.artefact.key, "one-1": fit.artefact.key}
+    told = refused(DamagedError, curves, store, inputs)
     assert told == f"{fit.artefact.folder / RESULT}: expected the checks of a fit, found something else"
-    assert "no backbone 'toy-1'" in refused(InputError, curves, store, ["toy-1"])
+    refused(InputError, curves, store, {**inputs, BACKBONE: "0" * 64})
 
 
 # ---- what does not fit -----------------------------------------------------------------------------------------------
@@ -327,8 +334,8 @@ def test_curves_that_cannot_be_read(tmp_path: Path, refused: Callable[..., str])
 def test_predictions_that_do_not_fit(at: Walks, refused: Callable[..., str]) -> None:
     good, facts = planted(at, one=[at.ahead(1)]), facts_of("tiny-0", {"one": 1})
 
-    def told(found: dict[str, Predictions], known: dict[str, Facts], where: str = TINY) -> str:
-        return refused(InputError, summary, found, known, where)
+    def told(found: dict[str, Predictions], known: dict[str, ModelFacts], where: str = TINY) -> str:
+        return refused(InputError, tables, found, known, where)
 
     assert "at least one backbone" in told({}, {})
     assert told({"tiny-0": good}, {"tiny-1": facts}) == "no facts of 'tiny-0' among tiny-1 (nearest: tiny-1)"

@@ -12,7 +12,7 @@ from loopscope.errors import InputError
 from loopscope.program import Program
 from loopscope.studies.graph_walk.counting import share
 from loopscope.studies.graph_walk.mechanism import battery, crossing_runs, exchange, extra_call
-from loopscope.studies.subject import Walks, first_graphs, instances
+from loopscope.studies.trained import Walks, first_graphs, instances
 
 CPU = torch.device("cpu")
 

@@ -12,6 +12,7 @@ SCRIPT = """
 import torch
 from loopscope import Address, Dense, F, Given, J, Program, Run, Site, grid, run, sweep
 from loopscope.errors import InputError
+from loopscope.measure import trajectories
 from tests.tiny import tiny_model, tiny_tokens
 
 m, t = tiny_model(), tiny_tokens(3)
@@ -20,12 +21,12 @@ zeros = torch.zeros(1, 16)
 mistakes = [
     lambda: F**2 | None,
     lambda: F**2 | J,
-    lambda: F**2 | "F",
+    lambda: F**2 | "F g",
     lambda: (F**2).patch("loop[1].layer[1].z", torch.zeros(3)),
     lambda: (F**2).patch("loop[1].layer[1].z", None),
-    lambda: Run("F2"),
+    lambda: Run("F 2"),
     lambda: J(3),
-    lambda: run(m, t.tolist(), "F"),
+    lambda: run(m, [*t.tolist(), "F"], "F"),
     lambda: run(m, t, "F[layer[1].resid<-$x]", given={"x": 0.0}),
     lambda: run(m, t, "F[layer[1].resid<-$x]", given={"x": zeros.double()}),
     lambda: run(m, t, "F J:w F", maps={"w": Dense(8)}),
@@ -39,6 +40,9 @@ mistakes = [
     lambda: run(m, torch.full((3, 7), 8), "F", chunk=1),
     lambda: run(m, t, "F")["F3"],
     lambda: swept.rates(torch.zeros(3, 1)),
+    lambda: trajectories(m, t, "F4", layers=1),
+    lambda: trajectories(m, t, "F4", draws=1.5),
+    lambda: trajectories(m, t[0], "F4"),
 ]
 for number, mistake in enumerate(mistakes):
     try:

@@ -103,7 +103,8 @@ def test_new_from_the_command_line(
         ("x", "--like", "lama"): "(nearest: llama)",
         ("x", "--boundary", "nrom"): "(nearest: norm)",
         ("x", "--heads", "3"): "3 heads of an even size",
-        ("x", "--tokenizer", "no"): "has no tokenizer.json",
+        ("x", "--tokenizer", "no"): "no is no language model: there is no such folder",
+        ("x", "--tokenizer", "."): "has no tokenizer.json",
     }
     for arguments, said in mistakes.items():
         code, out, err = loopscope(capsys, *asked, *arguments)

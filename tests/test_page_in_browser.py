@@ -206,6 +206,7 @@ def test_the_section_that_is_read_is_marked(browser: Browser, written: Path, rep
     marked = "return [...document.querySelectorAll('nav.contents a')].filter(weight).map(a => a.getAttribute('href'))"
     weight = "const weight = a => Number(getComputedStyle(a).fontWeight) > 400;"
     for page in opened(browser, written, SIZES["laptop"]):
+        assert look(page, weight + marked) == ["#main"]
         for section in report.sections[:-1]:
             look(page, f"document.getElementById('{section.anchor}').scrollIntoView()")
             page.wait_for_timeout(100)

@@ -57,7 +57,8 @@ def test_means_resample_blocks() -> None:
         mean_over_lengths(np.ones(1))
 
 
-def test_timings_find_the_lines() -> None:
+def test_timings_find_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing_of, "DRAWS", 500)
     found = timing_of.timings({"near": planted(range(1, 501))}, backbone=2)
     assert [(each.condition, each.estimator) for each in found] == [
         ("native", "unwrapped"), ("native", "robust"), ("J", "unwrapped"), ("J", "robust")
@@ -175,18 +176,18 @@ def test_claims(refused: Refused) -> None:
         "parity-1": {"near": planted(range(1, 501), (LINES[1], LINES[0]))},
         "parity-2": {"near": planted(range(1, 501)), "far": recorded()},
     }
-    gains = lengths_of.claim_gain(cohort, {"parity-2": 2})
+    gains = lengths_of.gains_of(cohort)
     assert list(gains) == list(cohort)
     signs = [np.sign(round(row.estimate.value, 6)) for row in gains.values()]
     assert signs == [0, -1, 1]
-    assert [row.published for row in gains.values()] == [None, None, pytest.approx(0.2868)]
-    most, rows = lengths_of.claim_limit(cohort, {"parity-2": 2})
-    assert most == "parity-2"
+    assert lengths_of.at_exit(cohort["parity-2"], 101, 500, 2)[lengths_of.GAIN].published == pytest.approx(0.2868)
+    assert lengths_of.gains_most(cohort) == "parity-2"
+    rows = lengths_of.at_exit(cohort["parity-2"], *lengths_of.LIMIT, 2)
     assert [row.estimate.value for row in rows.values()] == pytest.approx([0.4755, 0.3640, -0.1115], abs=1e-4)
     assert [row.published for row in rows.values()] == pytest.approx([0.4755, 0.3640, -0.1115])
     assert all(row.n == 12_800 and row.estimate.unit == "block of 20 lengths" for row in rows.values())
     del cohort["parity-2"]["far"]
-    assert refused(InputError, lengths_of.claim_limit, cohort) == (
+    assert refused(InputError, lengths_of.at_exit, cohort["parity-2"], *lengths_of.LIMIT) == (
         "part 'far' was not measured; there are near (nearest: near)"
     )
 

@@ -9,10 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from loopscope.address import Address, Site
+from loopscope.bounds import MOST_CALLS, MOST_NESTED
 from loopscope.errors import InputError
 from loopscope.execute.executor import check_programs
-from loopscope.execute.plan import Sizes
-from loopscope.program import MOST_CALLS, MOST_NESTED, Call, F, Given, J, Map, Patch, Program, Run, as_program, h
+from loopscope.execute.runs import Sizes
+from loopscope.program import Add, Apply, Call, F, Given, J, Map, Patch, Program, Run, as_program, h
 
 PATTERN = Site(2, "pattern", None, (-1,))
 Z = Site(1, "z")
@@ -83,7 +84,8 @@ def test_sources_may_be_values_programs_steps_or_text() -> None:
     for source in (run, Program((F,)), F, "(F)", " ( F ) "):
         assert F.patch(Z, source) == Call((Patch(Z, run),))
     assert F.patch(Z, "$mean") == F.patch(Z, Given("mean")) == F.patch("layer[1].z", Given("mean"))
-    assert str(F.patch(Z, J("one")).patches[0].source) == "(J:one)"
+    assert F.patch(Z, J("one")) == F.patch(Z, "J:one") == Call((Patch(Z, Apply("one")),))
+    assert F.patch(Z, "+=2*$mean") == F.patch(Z, Add(Given("mean"), 2))
 
 
 # Building ------------------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ def test_points_name_the_states_along_the_way(text: str, points: tuple[str, ...]
     [
         ("", "the text ends at character 1 of program ''; a step is F, F6"),
         ("   ", "the text ends at character 4"),
-        ("G6", "cannot read 'G6' at character 1 of program 'G6'"),
+        ("g6", "cannot read 'g6' at character 1 of program 'g6'"),
         ("F6 J:one f", "cannot read 'f' at character 10"),
         ("F F-6", "cannot read 'F-6'"),
         ("F h6", "cannot read 'h6'"),
@@ -371,3 +373,8 @@ def test_deeper_nesting_is_refused(depth: int, refused: Callable[..., str]) -> N
     refused(InputError, Program.parse, "(" * depth + ")" * depth)
     refused(InputError, F.patch, Z, "(" * depth + ")" * depth)
     refused(InputError, Program.parse, "F[layer[1].z<-" * depth)
+
+
+def test_a_stack_must_be_there_where_only_sizes_are_known(refused: Callable[..., str]) -> None:
+    sizes = Sizes(layers=2, heads=4, rows=7)
+    assert "no stack Q" in refused(InputError, lambda text: check_programs([text], sizes), "Q3")

@@ -47,7 +47,9 @@ ROW = {
 
 
 def test_every_experiment_has_a_study() -> None:
-    assert {measured.study_of(each) for each in EXPERIMENTS} == {"graph_walk", "parity", "relations", "selecting"}
+    assert {measured.study_of(each) for each in EXPERIMENTS} == {
+        "failures", "graph_walk", "parity", "relations", "selecting"
+    }  # fmt: skip
 
 
 def test_quantities_as_json_and_as_a_table(capsys: pytest.CaptureFixture[str], results: Path) -> None:
@@ -91,7 +93,7 @@ def test_quantities_as_parquet(capsys: pytest.CaptureFixture[str], results: Path
     ("arguments", "says"),
     [
         (["leters"], "no study 'leters'; there are graph_walk, parity, relations, letters, antonyms, iterations"),
-        (["--out", "x.txt"], "quantities are written as .csv or .parquet, not to x.txt"),
+        (["--out", "x.txt"], "quantities are written as .csv, .parquet or .safetensors, not to x.txt"),
         (["--out", "none/x.csv"], "there is no folder"),
         (["--out", "x.csv", "--json"], "--out and --json are two ways"),
         (["--out", "x.parquet"], "a .parquet file needs the package pyarrow: pip install 'loopscope[tables]'"),

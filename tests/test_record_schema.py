@@ -21,11 +21,11 @@ from torch import Tensor
 
 from loopscope.errors import DamagedError
 from loopscope.store.store import Artefact, Store
-from loopscope.studies.language.records import LANGUAGE
+from loopscope.studies.failures import experiments as failures
 from loopscope.studies.layouts import LAYOUTS
 from loopscope.studies.reading import EVERY_LAYOUT, read
 from loopscope.studies.records import ABOUT, RECORD, SUFFIX, open_results
-from loopscope.studies.registry import EXPERIMENTS
+from loopscope.studies.registry import EXPERIMENTS, LANGUAGE
 from tests.commands import loopscope
 
 
@@ -260,7 +260,8 @@ def test_a_record_that_is_not_what_it_says_is_refused(name: str, tmp_path: Path)
 def test_every_experiment_has_a_layout_and_a_released_record() -> None:
     assert LAYOUTS.keys() == EXPERIMENTS.keys()
     assert LAYOUTS.keys() | LANGUAGE.keys() == EVERY_LAYOUT.keys()
-    assert {name.partition("/")[0] for name in released()} == EVERY_LAYOUT.keys()
+    waiting = {each.name for each in failures.EXPERIMENTS}  # measured where somebody has fitted their maps
+    assert {name.partition("/")[0] for name in released()} | waiting == EVERY_LAYOUT.keys()
 
 
 def test_what_was_found_and_expected_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,10 @@ from loopscope.errors import DamagedError, InputError
 from loopscope.store.artefacts import BACKBONE, RESULT
 from loopscope.store.store import Store
 from loopscope.store.zoo import open_zoo
-from loopscope.studies.records import ABOUT, RECORD, Facts, Record, config_of, load, pack, records, save, unpack
-from loopscope.studies.subject import load_subject
+from loopscope.studies.records import ABOUT, RECORD, ModelFacts, Record, config_of, load, pack, records, save, unpack
+from loopscope.studies.trained import load_trained
 
-FACTS = Facts("toy-3", "ab" * 32, loops=2, depth=2, nodes=16, heads=2, fits={"one": 2, "stay": 1})
+FACTS = ModelFacts("toy-3", "ab" * 32, loops=2, depth=2, nodes=16, heads=2, fits={"one": 2, "stay": 1})
 INPUTS = {BACKBONE: "ab" * 32, "one-1": "cd" * 32, "one-2": "ef" * 32}
 
 
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Store:
 
 def record_of(experiment: str = "targets", name: str = "toy-3", **settings: Any) -> Record:
     """One with a plain tensor and one with leading axes, on two populations."""
-    facts = Facts(name, FACTS.key, FACTS.loops, FACTS.depth, FACTS.nodes, FACTS.heads, FACTS.fits)
+    facts = ModelFacts(name, FACTS.key, FACTS.loops, FACTS.depth, FACTS.nodes, FACTS.heads, FACTS.fits)
     predictions = {
         "tiny-test": {"one-1/pattern, layer 2": torch.arange(12, dtype=torch.uint8), "raw": torch.zeros(12).byte()},
         "rings": {"native": torch.arange(120, dtype=torch.uint8).remainder(16).view(3, 4, 10)},
@@ -194,7 +194,7 @@ def test_a_record_written_by_another_hand(
 
 
 def test_the_facts_of_a_subject() -> None:
-    subject = load_subject(open_zoo(), "tiny-0", torch.device("cpu"), prefix="tiny-")
-    facts = Facts.of(subject)
-    assert facts == Facts("tiny-0", subject.key, loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "stay": 2})
+    trained = load_trained(open_zoo(), "tiny-0", torch.device("cpu"), prefix="tiny-")
+    facts = ModelFacts.of(trained)
+    assert facts == ModelFacts("tiny-0", trained.key, loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "stay": 2})
     assert list(facts.fits) == ["one", "stay"]  # in one order, made or stored

@@ -9,12 +9,12 @@ import pytest
 
 from loopscope.store.manifest import artefact_key, digest
 from loopscope.store.store import Artefact, Store
-from loopscope.studies.antonyms.judges import native
+from loopscope.studies.antonyms.claims import native
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.language.names import identity
-from loopscope.studies.language.tables import tables
 from loopscope.studies.reading import EVERY_LAYOUT
 from loopscope.studies.records import RECORD, config_of, load, open_results
+from loopscope.studies.registry import LANGUAGE
 
 NUMBERS = "98b29310572a592e49e88bef114326eafcaac7fdfb40990e4d0d5039988d2e47"
 """Of every share in every table of every record: right answers, of how many, under which name."""
@@ -57,9 +57,9 @@ def test_their_numbers_are_those_that_were_published(there: tuple[Artefact, ...]
     told = {
         each.key: [
             [table.title, [[row.label, round(row.estimate.value * row.n), row.n] for row in table.rows if row.n]]
-            for table in tables(load(each))
+            for table in LANGUAGE[each.experiment].tables(each)
         ]
-        for each in there
+        for each in map(load, there)
     }
     assert sum(len(rows) for found in told.values() for _, rows in found) > 2500
     assert digest(told) == NUMBERS

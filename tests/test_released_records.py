@@ -22,7 +22,7 @@ from loopscope.studies.recipes import map_recipe
 from loopscope.studies.records import RECORD, config_of, load, open_results
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import inputs_of, measured, steps
-from loopscope.studies.subject import Subject, load_subject
+from loopscope.studies.trained import TrainedModel, load_trained
 from tests.toys import CPU
 
 
@@ -105,27 +105,27 @@ def with_lasting_maps(zoo: Store, folder: Path, name: str) -> Store:
 def test_maps_for_lasting_control_change_no_other_record(results: Store, chosen: Selection, tmp_path: Path) -> None:
     """What was measured before there were any is found again, on the main backbone and on another."""
 
-    def refuse(subject: Subject, **_: Any) -> Any:
-        raise AssertionError(subject.name)
+    def refuse(trained: TrainedModel, **_: Any) -> Any:
+        raise AssertionError(trained.name)
 
     cohort = COHORTS["mechanism"]
     asked = [each for name, each in EXPERIMENTS.items() if name != LASTING and not each.apart]
     for name in chosen.names[:2]:
         weights = with_lasting_maps(open_zoo(), tmp_path / name, name)
-        subject = load_subject(weights, name, CPU)
-        assert {"rollout-one", "pool-two", "strings-one"} < set(subject.maps)
+        trained = load_trained(weights, name, CPU)
+        assert {"rollout-one", "pool-two", "strings-one"} < set(trained.maps)
         todo = steps(weights, [cohort], asked, chosen, "paper")
         mine = [each for each in results.every(RECORD) if each.manifest.config["subject"] == name]
         known = {each.key for each in mine if each.manifest.config["experiment"] in {one.name for one in asked}}
         found = set()
         for step in todo:
             unused = replace(step, experiment=replace(step.experiment, measure=refuse))
-            assert measured(unused, subject, weights, results).facts.name == name
+            assert measured(unused, trained, weights, results).facts.name == name
             config = config_of(step.experiment.name, name, step.settings)
-            found.add(artefact_key(RECORD, config, inputs_of(step.experiment, subject)))
+            found.add(artefact_key(RECORD, config, inputs_of(step.experiment, trained)))
         assert found == known
         (lasting,) = steps(weights, [cohort], [EXPERIMENTS[LASTING]], chosen, "paper")
-        used = inputs_of(lasting.experiment, subject)
+        used = inputs_of(lasting.experiment, trained)
         assert set(used) == {BACKBONE, *(f"{t}-{n}" for t in ("one", "two") for n in (1, 2)),
                              *(f"{each}-1" for group in cohort.chosen_maps for each in group)}  # fmt: skip
 

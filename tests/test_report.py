@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from loopscope.errors import InputError
+from loopscope.plot import canvas
 from loopscope.quantity import Quantity, Table
 from loopscope.store.files import StoreError
 from loopscope.studies.report import drawing
@@ -200,6 +201,14 @@ def test_a_changed_protocol_is_counted_apart_and_rows_of_ours_are_not() -> None:
     assert "<li>in &lt;fp16&gt;</li>" in made
 
 
+def test_controls_that_failed_stand_with_the_verdict_on_the_first_page() -> None:
+    row = LedgerRow("a", "3", "c", "1", "holds", "2", failing=["control fails: J alone", "beside, m: <E>"])
+    made = pages(Report("T", [], [Section("s", "S", "q", [], claims=["a"])], [row]))["index.html"]
+    (listed,) = re.findall(r'<ul class="claims".*?</ul>', made)
+    sides = re.findall(r'<span class="side">(.*?)</span>', listed)
+    assert sides == ["ours: 2; paper: 1", "control fails: J alone", "beside, m: &lt;E&gt;"]
+
+
 def test_costs_are_summed_over_what_counts(every: dict[str, Reader]) -> None:
     *_, last = every["pages/cost.html"].tables[-1]
     assert last == ["all steps", "1 min 40 s", "75,093", "525,653", "7.0×"]  # noqa: RUF001
@@ -220,7 +229,7 @@ def test_percentages_have_a_minus_sign_but_zero_has_none() -> None:
 def test_text_is_text_and_never_markup() -> None:
     evil = "</title><script>alert(1)</script> a < b & `c < d`"
     figure = lines_by_call("f", evil, evil, [Line("<b>&", [share(0.5)])])
-    row = LedgerRow("a.b", evil, evil, evil, HOLDS, evil, evil, 1, evil, evil, NOW, evil, [evil])
+    row = LedgerRow("a.b", evil, evil, evil, HOLDS, evil, evil, 1, evil, evil, NOW, evil, [evil], failing=[evil])
     section = Section(
         "s",
         evil,
@@ -239,8 +248,13 @@ def test_text_is_text_and_never_markup() -> None:
 
 
 def test_the_smallest_report_is_a_page(tmp_path: Path) -> None:
-    Reader(write_page(Report("Nothing yet", [], []), tmp_path).read_text(encoding="utf-8"))
+    nothing = Report("Nothing yet", [], [])
+    Reader(page := write_page(nothing, tmp_path).read_text(encoding="utf-8"))
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert "explorer" not in page
+    (tmp_path / "explorer").mkdir()
+    (tmp_path / "explorer" / "index.html").touch()
+    assert 'href="explorer/index.html"' in write_page(nothing, tmp_path).read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -314,7 +328,7 @@ def test_heat_map_shows_frequencies_and_unique_modes() -> None:
     opacities = Counter(re.findall(r"fill-opacity: ([\d.]+)", e.attrib["style"])[0] for e in cells[: 17 * 2])
     assert sorted(map(float, opacities)) == pytest.approx([0.2, 0.8], abs=0.005)
     assert set(opacities.values()) == {17}
-    assert len([e for e in coloured(figure, drawing.PAPER) if e.tag == "use"]) == 16
+    assert len([e for e in coloured(figure, canvas.PAPER) if e.tag == "use"]) == 16
     assert "tie 8 8" in figure.description
 
 
@@ -324,7 +338,7 @@ def test_label_heat_puts_rows_upwards() -> None:
     figure = label_heat("h", "T", "c", {"p": shares}, "position", "label")
     cell, *_ = (e for group in drawn(figure).iter("g") if group.get("shape-rendering") for e in group)
     xs, ys = (np.array(found, float) for found in zip(*re.findall(r"([\d.]+) ([\d.]+)", cell.attrib["d"]), strict=True))
-    frame = [e for e in coloured(figure, drawing.PAPER) if e.tag == "path"][1].attrib["d"]
+    frame = [e for e in coloured(figure, canvas.PAPER) if e.tag == "path"][1].attrib["d"]
     right = max(float(x) for x, _ in re.findall(r"([\d.]+) ([\d.]+)", frame))
     top = min(float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", frame))
     assert (xs.max(), ys.min()) == pytest.approx((right, top), abs=0.5)
@@ -334,7 +348,7 @@ def test_label_heat_puts_rows_upwards() -> None:
 def test_stacked_bars_are_as_long_as_their_shares() -> None:
     answers = {"c": {"a": share(0.5), "b": share(0.3), "z": share(0.2)}}
     figure = stacked_answers("s", "T", "c", answers, {"a": "A", "b": "B", "z": "Z"})
-    bars = [max(widths(figure, colour)) for colour in (drawing.GREY, drawing.BLUE, drawing.ORANGE)]
+    bars = [max(widths(figure, colour)) for colour in (canvas.GREY, canvas.BLUE, canvas.ORANGE)]
     assert np.array(bars) / sum(bars) == pytest.approx([0.5, 0.3, 0.2], abs=0.002)
     assert figure.description == "c: A 50.0 %, B 30.0 %, Z 20.0 %."
 
@@ -342,10 +356,10 @@ def test_stacked_bars_are_as_long_as_their_shares() -> None:
 def test_component_and_subset_bars_are_as_long_as_their_shares() -> None:
     bars = {"x": {"q": {"layer 1": share(0.2), "layer 2": share(0.8)}, "k": {"layer 2": share(0.4)}}}
     figure = components("c", "T", "c", bars)
-    (one,), two = widths(figure, drawing.BLUE)[:1], widths(figure, drawing.ORANGE)[:2]
+    (one,), two = widths(figure, canvas.BLUE)[:1], widths(figure, canvas.ORANGE)[:2]
     assert [each / one for each in two] == pytest.approx([4, 2], abs=0.02)
     chosen = subsets("u", "T", "c", {"x": {(1,): share(0.3), (0, 1): share(0.9), (0,): share(0.1)}}, 2)
-    found = widths(chosen, drawing.BLUE)
+    found = widths(chosen, canvas.BLUE)
     assert [each / found[0] for each in found] == pytest.approx([1, 3, 9], abs=0.05)
     assert chosen.description == "x, per cent: heads 0 10.0; heads 1 30.0; heads 0+1 90.0."
 

@@ -18,9 +18,9 @@ from loopscope.store.store import Store
 from loopscope.store.zoo import VARIABLE
 from loopscope.studies.claims import CLAIMS, NOT_RUN, ROWS, decide
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.language.records import LANGUAGE
 from loopscope.studies.records import records
-from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
+from loopscope.studies.runner import steps
 from tests.commands import loopscope
 from tests.planted.graph_walk import (
     CONFIRMED,
@@ -101,6 +101,12 @@ def times_under(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix != ".lock"}
 
 
+UNDECIDING = (
+    *("lasting", "independent", "parity-fp32"),
+    *("switching-long", "switching-next", "continuation-again", "lasting-longer"),
+)
+"""Experiments that stand beside the rows and decide none."""
+
 # ---- list ------------------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +116,7 @@ def test_list_names_every_experiment_cohort_and_claim(run: Run) -> None:
     for each in found["experiments"]:
         assert each["question"] == EXPERIMENTS[each["name"]].question
         assert set(each["cohorts"]) <= COHORTS.keys()
-        assert bool(each["claims"]) == (each["name"] not in ("lasting", "independent", "parity-fp32"))
+        assert bool(each["claims"]) == (each["name"] not in UNDECIDING)
     assert [each["name"] for each in found["language"]] == list(LANGUAGE)
     decided = [claim for each in (*found["experiments"], *found["language"]) for claim in each["claims"]]
     assert sorted(decided) == sorted(claim.id for claim in ROWS if claim.experiment)
@@ -218,7 +224,10 @@ def test_a_damaged_record_is_an_error_that_names_it(run: Run, results: Path, by:
 
 def test_no_records_no_verdicts(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    found = as_json(run("claims", "--results", "empty", "--json"))["claims"]
+    code, out, err = run("claims", "--results", "empty", "--json")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("loopscope: there are no records; ")
+    found = json.loads(out)["claims"]
     assert {(each["verdict"], each["ours"], each["estimate"], each["n"]) for each in found} == {
         (NOT_RUN, "", None, None)
     }
@@ -296,8 +305,19 @@ def test_reproduce_measures_judges_and_writes_once(run: Run, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["E", "O", "S"]
 
 
-def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tmp_path: Path) -> None:
-    found = as_json(run("reproduce", "targets", "--cohort", "mechanism", "--json"))
+def test_reproduce_puts_what_was_measured_now_before_what_is_stored(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the profile that measures all there is on weights at hand."""
+    amounts: list[object] = []
+
+    def asked(*arguments: Any) -> Any:
+        amounts.append(arguments[-1])
+        return steps(*arguments)
+
+    monkeypatch.setattr("loopscope.studies.runner.steps", asked)
+    found = as_json(run("reproduce", "targets", "--cohort", "mechanism", "--profile", "whole", "--json"))
+    assert amounts == ["paper"]
     by_id = {each["id"]: each for each in found["claims"]}
     assert by_id["target.two"]["records"] == {"measured now": 1, "results": 0}
     assert by_id.keys() == {"target.one", "target.two"}  # what was measured is judged
@@ -320,10 +340,11 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
     [
         (["trajectory"], "no experiment 'trajectory'; there are trajectories, targets, two-calls, eight-calls, "
                          "independent, crossing, switching, matched, lasting, continuation, parity, parity-fp32, "
-                         "chains, selecting (nearest: trajectories)"),
-        (["--profile", "papers"], "no profile 'papers'; there are quick, paper (nearest: paper)"),
+                         "chains, selecting, switching-long, switching-next, continuation-again, "
+                         "lasting-longer (nearest: trajectories)"),
+        (["--profile", "papers"], "no profile 'papers'; there are quick, whole, paper (nearest: paper)"),
         (["--cohort", "mechanisms"], "no cohort 'mechanisms'; there are mechanism, matched, matched-long, walkers, "
-                                     "eight, parity, relations (nearest: mechanism)"),
+                                     "eight, parity, relations, next (nearest: mechanism)"),
         (["trajectories", "--cohort", "matched"], "trajectories: not done on matched, but mechanism, walkers"),
         (["--results", "nowhere"], "there is no folder nowhere"),
         (["--zoo", "nowhere"], "there is no zoo at nowhere; name one with --zoo or LOOPSCOPE_ZOO"),
@@ -334,10 +355,12 @@ def test_reproduce_puts_what_was_measured_now_before_what_is_stored(run: Run, tm
         (["--device", "gpu"], "no device 'gpu'; there are auto, cpu, cuda"),
         (["--device", "cuda"], "no CUDA device is there (nearest: --device cpu)"),
         (["--zoo", "empty"], "{here}/empty has no backbone of the cohorts mechanism, matched, matched-long, walkers, "
-                             "eight, parity, relations for trajectories, targets, two-calls, eight-calls, independent, "
-                             "crossing, switching, matched, lasting (with maps such as rollout-one, rollout-two, "
-                             "pool-one, pool-two, strings-one, strings-two), continuation, parity, parity-fp32, "
-                             "chains, selecting; mechanism backbones by the stored records: d8l6-5"),
+                             "eight, parity, relations, next for trajectories, targets, two-calls, eight-calls, "
+                             "independent, crossing, switching, matched, lasting (with maps such as rollout-one, "
+                             "rollout-two, pool-one, pool-two, strings-one, strings-two), continuation, parity, "
+                             "parity-fp32, chains, selecting, switching-long, switching-next, continuation-again, "
+                             "lasting-longer; "
+                             "mechanism backbones by the stored records: d8l6-5"),
         (["lasting"], "{zoo} has no backbone of the cohorts mechanism for lasting (with maps such as rollout-one, "
                       "rollout-two, pool-one, pool-two, strings-one, strings-two); mechanism backbones by the stored "
                       "records: d8l6-5"),

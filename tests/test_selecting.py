@@ -18,12 +18,13 @@ from loopscope.store.store import Store
 from loopscope.store.zoo import find, open_zoo
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.graph_walk.selection import Selection
-from loopscope.studies.graph_walk.trajectories import Trajectory
+from loopscope.studies.graph_walk.trajectories import positions, read_native
 from loopscope.studies.recipes import map_recipe
-from loopscope.studies.records import Facts, Record, load, save
+from loopscope.studies.records import ModelFacts, Record, load, save
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import inputs_of, steps
 from loopscope.studies.selecting import hops as selecting
+from loopscope.studies.selecting.claims import native_hops, select_moving, select_native
 from loopscope.studies.selecting.experiments import SELECTING
 from loopscope.studies.selecting.hops import (
     DECIDING,
@@ -35,13 +36,14 @@ from loopscope.studies.selecting.hops import (
     returns,
     tables,
 )
-from loopscope.studies.selecting.judges import native_hops, select_moving, select_native
 from loopscope.studies.selecting.report import selecting_section
-from loopscope.studies.subject import Subject, load_subject
+from loopscope.studies.trained import TrainedModel, load_trained
 from loopscope.tasks.graph_walk import cycle_lengths
 from loopscope.training.cohort.controls import permuted
 from loopscope.training.cohort.hops import BLOCKS, CONTROLS, HOPS, Budget, Control
 from tests.planted.claims import native as native_walk
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 TRAINED, PERMUTED, OTHER, NONE = BLOCKS
 CPU = torch.device("cpu")
@@ -73,9 +75,9 @@ def shaken(seed: int) -> AffineMap:
     return step.requires_grad_(False)
 
 
-def tiny_subject(**maps: list[AffineMap]) -> Subject:
+def tiny_subject(**maps: list[AffineMap]) -> TrainedModel:
     backbone = find(open_zoo(), "tiny-0", BACKBONE)
-    return Subject("tiny-0", backbone.key, load_backbone(backbone), maps, 2, CPU)
+    return TrainedModel("tiny-0", backbone.key, load_backbone(backbone), maps, 2, CPU)
 
 
 def test_counts_are_those_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +85,11 @@ def test_counts_are_those_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(selecting, "AT_ONCE", 10)
     names = {"hops-1": [1, 2], "hops-minus1-permuted": [3], "brief-hops-1-none": [4], "hops-1-answer": [5]}
     maps = {name: [shaken(seed) for seed in seeds] for name, seeds in names.items()}
-    subject = tiny_subject(**maps)
-    found = measure(subject, "tiny-test")
-    assert set(found) == {"tiny-test", "tiny-test-brief"}
+    trained = tiny_subject(**maps)
+    found = measure(trained, "tiny-test", "tiny-selection")
+    assert set(found) == {"tiny-test", "tiny-test-brief", "tiny-selection"}
     assert set(found["tiny-test-brief"]) == {"brief-hops-1-none right", "brief-hops-1-none answers"}
-    model, at = subject.model, counted_walks("tiny-test", 2, CPU)
+    model, at = trained.model, counted_walks("tiny-test", 2, CPU)
     h = model.embed(at.tokens)
     for _ in range(2):
         h = model.call(h)
@@ -106,6 +108,11 @@ def test_counts_are_those_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> Non
             assert torch.equal(told[f"{name} right"][fit].long(), right.view(-1, 6).sum(1))
             answers = [int(((nodes == ahead(at, each)) & at.kept).sum()) for each in HOPS]
             assert told[f"{name} answers"][fit].tolist() == [*answers, int(at.kept.sum()) - sum(answers)]
+    walked = positions(read_native(model, CPU, "tiny-selection", 3, 2), "tiny-selection")
+    counts = [[int((each == place).sum()) for place in range(6)] for each in walked]
+    assert found["tiny-selection"]["positions"].tolist() == counts
+    assert sum(counts[3]) > 0
+    assert set(measure(tiny_subject(**{"brief-hops-1-none": [shaken(4)]}), "tiny-test")) == {"tiny-test-brief"}
     first, second = found["tiny-test"]["hops-1 answers"]
     assert not torch.equal(first, second)
     with pytest.raises(InputError, match="tiny-0 has no map"):
@@ -126,7 +133,7 @@ def test_it_is_done_where_some_of_its_maps_are_and_rests_on_them_alone(tmp_path:
     cohorts = [COHORTS[name] for name in experiment.cohorts]
     (step,) = steps(store, cohorts, [experiment], Selection(()), "quick")
     assert step.backbone == name_of(backbones[0])
-    used = inputs_of(experiment, load_subject(store, step.backbone, CPU))
+    used = inputs_of(experiment, load_trained(store, step.backbone, CPU))
     assert set(used) == {BACKBONE, "brief-hops-3-1"}
     assert steps(zoo, cohorts, [experiment], Selection(()), "quick") == []  # whose maps are the paper's
 
@@ -134,15 +141,14 @@ def test_it_is_done_where_some_of_its_maps_are_and_rests_on_them_alone(tmp_path:
 # ---- native hops -----------------------------------------------------------------------------------------------------
 
 
-def trajectory(*modes: int | None, loops: int = 3) -> Trajectory:
-    increments = [None if a is None or b is None else (b - a) % 10 for a, b in pairwise(modes)]
-    return Trajectory(loops, 8, list(modes), increments, 1.0, 1.0, 10)
+def shown(*modes: int | None, loops: int = 3) -> tuple[int, ...]:
+    return native([None if a is None or b is None else (b - a) % 10 for a, b in pairwise(modes)], loops, 10)
 
 
 def test_native_hops_are_increments_to_the_second_loop_and_up_to_the_extra_one() -> None:
-    assert native(trajectory(None, 4, 5, 8, 8, 9), 10) == (0, 1, 3)  # 4 of the first loop, 1 of the fifth do not count
-    assert native(trajectory(None, 4, 3, 8, None), 10) == (-1,)  # five is not asked for, a tie shows nothing
-    assert native(trajectory(0, 4, 6, 8, 2), 10) == (2, 4)
+    assert shown(None, 4, 5, 8, 8, 9) == (0, 1, 3)  # 4 of the first loop, 1 of the fifth do not count
+    assert shown(None, 4, 3, 8, None) == (-1,)  # five is not asked for, a tie shows nothing
+    assert shown(0, 4, 6, 8, 2) == (2, 4)
 
 
 # ---- the judge -------------------------------------------------------------------------------------------------------
@@ -161,10 +167,10 @@ def counted_record(
                 right = torch.where(graph < each * at.many, eligible, 0).to(torch.uint8)
                 found[f"{control.target(k, budget)} right"] = right.expand(fits, -1).clone()
                 found[f"{control.target(k, budget)} answers"] = torch.zeros(fits, 7, dtype=torch.int32)
-    loops = int(name[3])
-    return Record(
-        SELECTING, Facts(name, "0" * 64, loops, 8, 10, 4, {}), {selecting.place(WHERE, budget): found}, raw=True
-    )
+    counts = {selecting.place(WHERE, budget): found}
+    if budget == "full":
+        counts[selecting.RINGS] = {selecting.POSITIONS: torch.eye(10, dtype=torch.int32)[modes_of(name)]}
+    return Record(SELECTING, ModelFacts(name, "0" * 64, int(name[3]), 8, 10, 4, {}), counts, raw=True)
 
 
 def selects(native: Mapping[str, tuple[int, ...]], random: float = 0.1) -> list[Record]:
@@ -184,19 +190,20 @@ def selects(native: Mapping[str, tuple[int, ...]], random: float = 0.1) -> list[
 SHOWN = {name: (0, 1, 2) if number % 2 else (0, 2) for number, name in enumerate(DECIDING)}
 
 
-def walkers() -> list[Record]:
+def modes_of(name: str) -> list[int]:
     """On rings, loops that advance by two, or by one and by two, and then stay."""
-    made = []
-    for name, shown in SHOWN.items():
-        steps = [0, 0, 2, 4, 6, 8, 8] if 1 not in shown else [0, 1, 3, 5, 7, 8, 8]
-        made.append(native_walk(name, [*steps, 8, 8] if name.startswith("d8l8") else steps))
-    return made
+    steps = [0, 0, 2, 4, 6, 8, 8] if 1 not in SHOWN[name] else [0, 1, 3, 5, 7, 8, 8]
+    return [*steps, *[8] * (int(name[3]) + 2 - len(steps))]
+
+
+def walkers() -> list[Record]:
+    return [native_walk(name, modes_of(name)[: int(name[3]) + 1]) for name in SHOWN]
 
 
 def test_the_judge_needs_every_backbone_at_the_full_budget() -> None:
     native_records, whole = walkers(), selects(SHOWN)
     evidence = Evidence([*native_records, *whole])
-    assert {name: native_hops(evidence, name) for name in DECIDING} == SHOWN
+    assert {each.facts.name: native_hops(Evidence(), each) for each in whole} == SHOWN
     finding = select_native(evidence)
     assert finding is not None
     assert finding.holds is True
@@ -211,9 +218,20 @@ def test_the_judge_needs_every_backbone_at_the_full_budget() -> None:
         assert undecided is not None
         assert undecided.holds is None
         assert "11 of 12" in undecided.ours
-    unwalked = select_native(Evidence([*native_records[1:], *whole]))
-    assert unwalked is not None
-    assert unwalked.holds is None
+
+
+def test_a_backbone_trained_again_is_judged_by_its_own_walk() -> None:
+    """The seed's first weights, which stored records are of, may walk otherwise; the reduced budget has no other."""
+    stays = [native_walk(name, [8]) for name in DECIDING]
+    whole = selects(SHOWN)
+    again = select_native(Evidence([*stays, *whole]))
+    alone = select_native(Evidence(whole))
+    assert again is not None
+    assert alone is not None
+    assert (again.holds, again.estimate) == (alone.holds, alone.estimate) == (True, alone.estimate)
+    brief = counted_record("d8l6-5", lambda control, k: 0.9, "brief")
+    assert native_hops(Evidence(stays), brief) == (0,)
+    assert native_hops(Evidence(), brief) is None
 
 
 def test_both_halves_of_the_predicate_count() -> None:

@@ -16,13 +16,15 @@ import transformers
 from torch import Tensor, nn
 
 from loopscope.errors import InputError
-from loopscope.execute.executor import run, sweep
+from loopscope.execute.executor import run
 from loopscope.execute.plain import plain_run
+from loopscope.execute.sweeping import sweep
 from loopscope.maps import Dense
 from loopscope.models.decoding import generate, pad_left
 from loopscope.models.passes import LanguageModel, known_tokens, states
 from loopscope.models.placement import between
-from loopscope.models.stacks import CLASSES, LoopedStack, stack_from_config
+from loopscope.models.stack_families import FAMILIES
+from loopscope.models.stacks import LoopedStack, stack_from_config
 from loopscope.program import F, J, Run, as_program
 from tests.ouro_tiny import tiny_ouro
 from tests.stack_tiny import CONFIGS, tiny_stack
@@ -54,7 +56,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 @BOUNDARIES
 def test_one_loop_is_the_original_model(kind: str, boundary: Any) -> None:
     weights, tokens = tiny_stack(kind).state_dict(), tiny_tokens(3)
-    original = getattr(transformers, CLASSES[kind])
+    original = getattr(transformers, FAMILIES[kind].model)
     original = original(original.config_class.from_dict(CONFIGS[kind])).eval()
     missing, unknown = original.load_state_dict(weights, strict=False)
     assert (missing, unknown) == (["lm_head.weight"] if kind == "llama" else [], [])  # llama's is tied
@@ -199,7 +201,7 @@ def test_padding_does_not_move_an_example(kind: str) -> None:
 def test_one_loop_says_what_transformers_generates(kind: str) -> None:
     """Prompts of several lengths, padded on the left: the tokens of transformers' own greedy decoding."""
     stack = tiny_stack(kind)
-    original = getattr(transformers, CLASSES[kind])
+    original = getattr(transformers, FAMILIES[kind].model)
     original = original(original.config_class.from_dict(CONFIGS[kind])).eval()
     original.load_state_dict(stack.state_dict(), strict=False)
     tokens, mask = pad_left([[1, 5, 3, 2], [4], [7, 0]])
@@ -284,8 +286,8 @@ def test_tied_embeddings_are_one_tensor_and_ends_are_the_configs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model type 'gpt2' cannot be looped; there are qwen3, llama (nearest:"),
-        ({"model_type": "qwen2"}, "model type 'qwen2' cannot be looped; there are qwen3, llama (nearest: qwen3)"),
+        ({"model_type": "gptj"}, "model type 'gptj' cannot be looped; there are qwen3, llama, mistral, qwen2,"),
+        ({"model_type": "qwen4"}, "gpt2, gpt_neox (nearest: qwen3)"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary scaling 'dynamic'"),
         ({"rope_scaling": {"type": "longrope"}}, "rotary scaling 'longrope'"),
         ({"hidden_size": "wide"}, "hidden_size must be a whole number, not 'wide'"),
@@ -308,11 +310,11 @@ def test_mistakes_in_use_are_refused(refused: Callable[..., str], monkeypatch: p
     assert "token 8 is outside 0..7 (nearest: 7)" in refused(InputError, stack, torch.tensor([[1, 8]]))
     assert "17 tokens given, but the model has 16 positions" in refused(InputError, stack, torch.ones(1, 17).long())
     assert "whole numbers [batch, tokens]" in refused(InputError, stack.embed, torch.ones(2, 2))
-    assert "F-1 does not exist" in refused(InputError, stack, tiny_tokens(1), -1)
+    assert "loops must be at least 1, not -1" in refused(InputError, stack, tiny_tokens(1), -1)
     assert "loops must be at least 1" in refused(InputError, lambda: stack_from_config(CONFIGS["qwen3"], loops=0))
     monkeypatch.setitem(sys.modules, "transformers", None)
     missing = refused(InputError, stack_from_config, CONFIGS["llama"])
-    assert missing == "a looped Qwen3 or Llama needs the package transformers: pip install 'loopscope[lm]'"
+    assert missing == "a looped pretrained model needs the package transformers: pip install 'loopscope[lm]'"
 
 
 def test_tokens_that_are_known_are_not_looked_at() -> None:

@@ -228,6 +228,31 @@ def test_an_exception_in_the_block_leaves_nothing_and_passes_unchanged(store: St
     assert not hasattr(drafts[0], "artefact")
 
 
+def test_a_dead_draft_is_removed_with_none_of_its_files_open(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS keeps a removed file that is open under another name, so that its folder is never empty."""
+    put(store, {})
+    drafts = [store.root / "map" / ".draft-0", store.root / f".draft-loopscope-{'0' * 16}"]
+    for draft in drafts:
+        draft.mkdir()
+        (draft / "writer.lock").touch()
+    removed = []
+
+    def as_on_nfs(path: Path, ignore_errors: bool = False) -> None:
+        for handle in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{handle}")
+            except OSError:  # the handle of the listing itself
+                continue
+            assert not target.startswith(str(path)), target
+        removed.append(path)
+        remove(path, ignore_errors=ignore_errors)
+
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", as_on_nfs)
+    assert len(store.gc().removed) == len(removed) == 2
+    assert not any(draft.exists() for draft in drafts)
+
+
 def test_the_second_writer_of_a_key_gets_the_first_artefact(store: Store) -> None:
     with store.write("map", {}) as slow:
         slow.bytes("data.bin", b"slow")

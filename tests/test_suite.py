@@ -1,4 +1,4 @@
-"""The suite: what it names exists, the rule that chooses backbones, and what a subject's runs are counted as."""
+"""The suite: what it names exists, the rule that chooses backbones, and what a model's runs are counted as."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from loopscope.studies.graph_walk.experiments import QUICK_GRAPHS, QUICK_LASTING
 from loopscope.studies.graph_walk.selection import MECHANISM, Role, Selection, select
 from loopscope.studies.graph_walk.trajectories import Trajectory, increments
 from loopscope.studies.recipes import backbone_recipe, map_recipe
-from loopscope.studies.records import Facts, Record
+from loopscope.studies.records import ModelFacts, Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS, chosen
-from loopscope.studies.subject import Subject, load_subject, walks
+from loopscope.studies.trained import TrainedModel, load_trained, walks
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
 from loopscope.training.recipe import WalkFit
@@ -34,7 +34,7 @@ ROLES: tuple[Role, ...] = ("main", "mechanism", "other")
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_every_experiment_can_be_done_as_it_is_set(experiment: Experiment) -> None:
-    """`measure` takes a subject and each choice of settings; populations it names exist."""
+    """`measure` takes a model and each choice of settings; populations it names exist."""
     assert EXPERIMENTS[experiment.name] is experiment
     assert experiment.question.endswith("?")
     assert experiment.cohorts
@@ -43,7 +43,7 @@ def test_every_experiment_can_be_done_as_it_is_set(experiment: Experiment) -> No
     for role, profile in product(ROLES, PROFILES):
         for settings in experiment.settings(role, profile):
             bound = signature.bind(None, **settings)
-            assert next(iter(bound.arguments)) == "subject"
+            assert next(iter(bound.arguments)) == "trained"
             bound.apply_defaults()
             for name, value in bound.arguments.items():
                 if name in ("where", "rings", "discovery", "confirmation"):
@@ -204,7 +204,7 @@ RINGS, STARTS = all_starts(population("rings").graphs)
 def native(name: str, steps: list[int], experiment: str = TRAJECTORIES) -> Record:
     """The record of a perfect walker that is so many steps from its start after each loop."""
     nodes: Tensor = torch.stack([advance(RINGS, STARTS, taken) for taken in steps]).to(torch.uint8)
-    facts = Facts(name, "0" * 64, loops=6, depth=8, nodes=10, heads=4, fits={})
+    facts = ModelFacts(name, "0" * 64, loops=6, depth=8, nodes=10, heads=4, fits={})
     return Record(experiment, facts, {"rings": {"native": nodes}})
 
 
@@ -229,37 +229,37 @@ def test_threes_wait_for_the_additional_seeds() -> None:
 
 
 @pytest.fixture
-def subject() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", torch.device("cpu"), prefix="tiny-")
+def trained() -> TrainedModel:
+    return load_trained(open_zoo(), "tiny-0", torch.device("cpu"), prefix="tiny-")
 
 
-def test_the_meter_counts_what_was_run(subject: Subject) -> None:
-    tokens = walks("tiny-test", subject).tokens[:30]
-    layers = len(subject.model.layers)
-    assert (subject.meter.rows, subject.meter.plain_rows) == (0, 0)
-    maps = subject.named("one")
+def test_the_meter_counts_what_was_run(trained: TrainedModel) -> None:
+    tokens = walks("tiny-test", trained).tokens[:30]
+    layers = len(trained.model.layers)
+    assert (trained.meter.rows, trained.meter.plain_rows) == (0, 0)
+    maps = trained.named("one")
     asked = [F**2, F**2 | J("one-1") | F, F**2 | J("one-2") | F, Program.parse(PATCHED)]
-    once = subject.run(tokens, asked, maps=maps)
-    assert subject.meter.rows == once.work.rows
-    assert subject.meter.plain_rows == 30 * tokens.shape[1] * layers * (2 + 3 + 3 + 3)
-    assert 0 < subject.meter.rows < subject.meter.plain_rows  # the first two calls are run once
-    twice = subject.run(tokens, [F**2])
-    assert subject.meter.rows == once.work.rows + twice.work.rows
-    assert subject.meter.plain_rows == 30 * tokens.shape[1] * layers * (2 + 3 + 3 + 3 + 2)
+    once = trained.run(tokens, asked, maps=maps)
+    assert trained.meter.rows == once.work.rows
+    assert trained.meter.plain_rows == 30 * tokens.shape[1] * layers * (2 + 3 + 3 + 3)
+    assert 0 < trained.meter.rows < trained.meter.plain_rows  # the first two calls are run once
+    twice = trained.run(tokens, [F**2])
+    assert trained.meter.rows == once.work.rows + twice.work.rows
+    assert trained.meter.plain_rows == 30 * tokens.shape[1] * layers * (2 + 3 + 3 + 3 + 2)
 
 
-def test_shared_beginnings_are_counted_once(subject: Subject) -> None:
-    tokens = walks("tiny-test", subject).tokens[:12]
-    subject.run(tokens, [F**5], read="all")
-    alone = subject.meter.rows
-    subject.run(tokens, [F**5, F**4, F**3], read="all")
-    assert subject.meter.rows - alone == alone
-    assert subject.meter.plain_rows == 12 * tokens.shape[1] * len(subject.model.layers) * (5 + 5 + 4 + 3)
-    assert subject.meter.rows <= subject.meter.plain_rows
+def test_shared_beginnings_are_counted_once(trained: TrainedModel) -> None:
+    tokens = walks("tiny-test", trained).tokens[:12]
+    trained.run(tokens, [F**5], read="all")
+    alone = trained.meter.rows
+    trained.run(tokens, [F**5, F**4, F**3], read="all")
+    assert trained.meter.rows - alone == alone
+    assert trained.meter.plain_rows == 12 * tokens.shape[1] * len(trained.model.layers) * (5 + 5 + 4 + 3)
+    assert trained.meter.rows <= trained.meter.plain_rows
 
 
-def test_a_forward_equivalent_is_the_trained_calls_on_one_instance(subject: Subject) -> None:
-    one = walks("tiny-test", subject).tokens[:1]
-    subject.run(one, [F**subject.loops], read="all")
-    assert subject.forwards(subject.meter.plain_rows) == 1.0
-    assert subject.forwards(0) == 0.0
+def test_a_forward_equivalent_is_the_trained_calls_on_one_instance(trained: TrainedModel) -> None:
+    one = walks("tiny-test", trained).tokens[:1]
+    trained.run(one, [F**trained.loops], read="all")
+    assert trained.forwards(trained.meter.plain_rows) == 1.0
+    assert trained.forwards(0) == 0.0

@@ -26,8 +26,8 @@ from loopscope.studies.graph_walk.switching import (
     subsets,
     tables,
 )
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Subject, instances, load_subject, walks
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import TrainedModel, instances, load_trained, walks
 
 CPU = torch.device("cpu")
 TINY = "tiny-test"
@@ -36,13 +36,13 @@ ARROWS = [f"{a}->{b}" for fit in (1, 2) for a, b in permutations(("raw", f"stay-
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+def trained() -> TrainedModel:
+    return load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
 
 
 @pytest.fixture(scope="module")
-def found(subject: Subject) -> dict[str, Tensor]:
-    return measure(subject, TINY, TARGETS, graphs=12)[TINY]
+def found(trained: TrainedModel) -> dict[str, Tensor]:
+    return measure(trained, TINY, TARGETS, graphs=12)[TINY]
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -77,8 +77,8 @@ def test_subsets_of_heads() -> None:
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def test_clean_runs_give_their_targets(subject: Subject, found: dict[str, Tensor]) -> None:
-    at = walks(TINY, subject)
+def test_clean_runs_give_their_targets(trained: TrainedModel, found: dict[str, Tensor]) -> None:
+    at = walks(TINY, trained)
     for fit in (1, 2):
         assert torch.equal(found[f"stay-{fit}"].long(), at.current)
         assert torch.equal(found[f"one-{fit}"].long(), at.ahead(1))
@@ -103,43 +103,43 @@ def test_parts_differ_where_they_can(found: dict[str, Tensor]) -> None:
     assert len({*answers, tuple(found["stay-1"][:72].tolist())}) == 1 + len(parts)
 
 
-def test_patched_runs_are_those_done_the_plain_way(subject: Subject, found: dict[str, Tensor]) -> None:
+def test_patched_runs_are_those_done_the_plain_way(trained: TrainedModel, found: dict[str, Tensor]) -> None:
     narrow, wide = programs(2, 2, TARGETS, fits=2)
-    tokens = walks(TINY, subject).tokens[:30]
+    tokens = walks(TINY, trained).tokens[:30]
     for what in (f"{PATTERN}", "values, layer 1", "MLP output, layers 1+2", "keys, layer 2"):
         name = f"one-2->raw/{what}"
-        seen = plain_run(subject.model, {"main": tokens}, (narrow | wide)[name], maps=subject.named(*TARGETS))
-        answered = subject.model.read(seen.states["h3"][:, -1:]).argmax(-1)[:, 0]
+        seen = plain_run(trained.model, {"main": tokens}, (narrow | wide)[name], maps=trained.named(*TARGETS))
+        answered = trained.model.read(seen.states["h3"][:, -1:]).argmax(-1)[:, 0]
         assert torch.equal(found[name][:30].long(), answered)
 
 
-def test_costly_runs_on_the_first_graphs_only(subject: Subject, found: dict[str, Tensor]) -> None:
-    few = measure(subject, TINY, TARGETS, graphs=4)[TINY]
+def test_costly_runs_on_the_first_graphs_only(trained: TrainedModel, found: dict[str, Tensor]) -> None:
+    few = measure(trained, TINY, TARGETS, graphs=4)[TINY]
     assert set(few) == set(found)
     assert all(same(nodes, found[name]) for name, nodes in few.items())
     assert {len(few[name]) for name in few if "layer 1" in name or "layers" in name or "keys" in name} == {24}
     assert {len(few[name]) for name in few if name.endswith(("pattern, layer 2", "MLP output, layer 2"))} == {432}
     with pytest.raises(InputError, match=r"^cannot take 73 of 72 graphs \(nearest: 72\)$"):
-        measure(subject, TINY, TARGETS, graphs=73)
+        measure(trained, TINY, TARGETS, graphs=73)
 
 
-def test_a_backbone_without_these_maps(subject: Subject) -> None:
+def test_a_backbone_without_these_maps(trained: TrainedModel) -> None:
     with pytest.raises(InputError, match=r"^tiny-0 has no maps 'two'; there are one, stay$"):
-        measure(subject, TINY)
+        measure(trained, TINY)
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------
 
 
-def rows_of(predictions: Predictions, facts: Facts, paper: bool = False) -> dict[str, dict[str, Quantity]]:
+def rows_of(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> dict[str, dict[str, Quantity]]:
     return {table.title: {row.label: row for row in table.rows} for table in tables(predictions, facts, paper)}
 
 
-def test_tables_of_the_tiny_backbone(subject: Subject, found: dict[str, Tensor]) -> None:
+def test_tables_of_the_tiny_backbone(trained: TrainedModel, found: dict[str, Tensor]) -> None:
     """On the first eight graphs, and the costly runs on the first four."""
     narrow, _ = programs(2, 2, TARGETS, fits=2)
     few = {name: nodes[: 48 if name in narrow else 24] for name, nodes in found.items()}
-    facts = Facts.of(subject)
+    facts = ModelFacts.of(trained)
     made = rows_of({TINY: few}, facts)
     assert len(made) == 6 + 2
     at = instances(TINY, facts.depth, CPU, "three")
@@ -165,7 +165,7 @@ def test_tables_of_the_tiny_backbone(subject: Subject, found: dict[str, Tensor])
 
 def test_planted_switches_stand_beside_the_published_ones() -> None:
     """A pattern of J_two that switches fit 1 everywhere and fit 2 nowhere; in the raw run it gives one hop."""
-    facts = Facts("planted", "0" * 64, loops=6, depth=8, nodes=10, heads=1, fits={"one": 2, "two": 2})
+    facts = ModelFacts("planted", "0" * 64, loops=6, depth=8, nodes=10, heads=1, fits={"one": 2, "two": 2})
     at = instances(WHERE, 8, CPU, "three")
     u, one, two = (at.ahead(steps)[:30].to(torch.uint8) for steps in range(3))
     narrow, wide = programs(6, 1, ("one", "two"), fits=2)
@@ -190,6 +190,6 @@ def test_planted_switches_stand_beside_the_published_ones() -> None:
 
 @pytest.mark.parametrize(("where", "n"), [(WHERE, 4116), ("switching-2608", 4149)])
 def test_as_many_instances_count_as_on_record(where: str, n: int) -> None:
-    facts = Facts("planted", "0" * 64, loops=6, depth=8, nodes=10, heads=4, fits={"one": 1, "two": 1})
+    facts = ModelFacts("planted", "0" * 64, loops=6, depth=8, nodes=10, heads=4, fits={"one": 1, "two": 1})
     empty = {name: torch.zeros(5120, dtype=torch.uint8) for name in ("raw", "one-1", "two-1")}
     assert int(Answers.of({where: empty}, facts, where).at.kept.sum()) == n

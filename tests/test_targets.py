@@ -12,20 +12,20 @@ from loopscope.quantity import one as one_of
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk.counting import share
 from loopscope.studies.graph_walk.targets import AFTER_F, MOVED, conditions, gain, measure, tables
-from loopscope.studies.records import Facts
-from loopscope.studies.subject import Subject, Walks, instances, load_subject, walks
+from loopscope.studies.records import ModelFacts
+from loopscope.studies.trained import TrainedModel, Walks, instances, load_trained, walks
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population
 
 CPU = torch.device("cpu")
-TINY = Facts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
+TINY = ModelFacts("tiny", "key", loops=2, depth=2, nodes=6, heads=2, fits={"one": 2, "two": 2})
 ANSWERS = ["u", "f(u)", "f^2(u)", "other"]
-PAPER = Facts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 1, "two": 1})
+PAPER = ModelFacts("main", "key", loops=6, depth=8, nodes=10, heads=4, fits={"one": 1, "two": 1})
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+def trained() -> TrainedModel:
+    return load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
 
 
 @pytest.fixture(scope="module")
@@ -50,22 +50,22 @@ def shares(found: list[Table]) -> dict[str, list[float]]:
     return named
 
 
-def test_walks_are_all_starts_with_the_current_node(subject: Subject, at: Walks) -> None:
+def test_walks_are_all_starts_with_the_current_node(trained: TrainedModel, at: Walks) -> None:
     graphs, starts = all_starts(population("tiny-test").graphs)
-    assert torch.equal(walks("tiny-test", subject).current, advance(graphs, starts, 2))
+    assert torch.equal(walks("tiny-test", trained).current, advance(graphs, starts, 2))
     assert torch.equal(at.ahead(2), advance(graphs, starts, 4))
     assert at.clusters.tolist() == [graph for graph in range(72) for _ in range(6)]
     assert 0 < int(at.kept.sum()) < 432
 
 
-def test_each_map_selects_its_target(subject: Subject, at: Walks) -> None:
-    found = measure(subject, "tiny-test", ("stay", "one"))
+def test_each_map_selects_its_target(trained: TrainedModel, at: Walks) -> None:
+    found = measure(trained, "tiny-test", ("stay", "one"))
     assert set(found) == {"tiny-test"}
     assert set(found["tiny-test"]) == {"unsteered"} | {
         f"{target}-{fit}{when}" for target in ("stay", "one") for fit in (1, 2) for when in ("", " before F")
     }
     assert all(nodes.dtype == torch.uint8 and nodes.shape == (432,) for nodes in found["tiny-test"].values())
-    result = tables(found, Facts.of(subject))
+    result = tables(found, ModelFacts.of(trained))
     table = shares(result)
     assert set(table) == {"unsteered", "stay", "one", "stay before F", "one before F", "stay moved", "one moved"}
     assert table["stay"] == [1, 0, 0, 0]
@@ -76,16 +76,16 @@ def test_each_map_selects_its_target(subject: Subject, at: Walks) -> None:
     assert all(sum(four) == pytest.approx(1.0) for four in table.values())
 
 
-def test_read_before_f_is_the_mapped_state_itself(subject: Subject) -> None:
-    found = measure(subject, "tiny-test", ("one",))["tiny-test"]
+def test_read_before_f_is_the_mapped_state_itself(trained: TrainedModel) -> None:
+    found = measure(trained, "tiny-test", ("one",))["tiny-test"]
     with torch.no_grad():
-        h = subject.model.embed(walks("tiny-test", subject).tokens)
-        for _ in range(subject.loops):
-            h = subject.model.call(h)
-        for fit, step in enumerate(subject.maps["one"], 1):
+        h = trained.model.embed(walks("tiny-test", trained).tokens)
+        for _ in range(trained.loops):
+            h = trained.model.call(h)
+        for fit, step in enumerate(trained.maps["one"], 1):
             mapped = step(h)
-            assert torch.equal(found[f"one-{fit} before F"].long(), subject.model.read(mapped)[:, -1].argmax(-1))
-            after = subject.model.read(subject.model.call(mapped))[:, -1].argmax(-1)
+            assert torch.equal(found[f"one-{fit} before F"].long(), trained.model.read(mapped)[:, -1].argmax(-1))
+            after = trained.model.read(trained.model.call(mapped))[:, -1].argmax(-1)
             assert torch.equal(found[f"one-{fit}"].long(), after)
 
 
@@ -140,6 +140,6 @@ def test_claims_and_published_numbers() -> None:
     )
 
 
-def test_a_target_without_maps(subject: Subject) -> None:
+def test_a_target_without_maps(trained: TrainedModel) -> None:
     with pytest.raises(InputError, match="tiny-0 has no maps 'two'; there are one, stay"):
-        measure(subject, "tiny-test")
+        measure(trained, "tiny-test")

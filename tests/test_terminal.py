@@ -132,7 +132,11 @@ def command(*arguments: str | bytes, **environment: str) -> subprocess.Completed
 
 @pytest.mark.parametrize(
     "encoding",
-    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {}],
+    [
+        pytest.param({"PYTHONIOENCODING": "ascii"}, marks=pytest.mark.slow),
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
     ids=["ascii", "C", "UTF-8"],
 )
 def test_any_encoding_and_any_bytes_are_told(tmp_path: Path, encoding: dict[str, str]) -> None:

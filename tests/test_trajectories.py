@@ -23,19 +23,19 @@ from loopscope.studies.graph_walk.trajectories import (
     tables,
     trajectory,
 )
-from loopscope.studies.records import Facts
-from loopscope.studies.subject import Subject, load_subject
+from loopscope.studies.records import ModelFacts
+from loopscope.studies.trained import TrainedModel, load_trained
 from loopscope.tasks.graph_walk import GraphWalk, advance, all_starts, walk
 from loopscope.tasks.populations import population
 
 CPU = torch.device("cpu")
-D8L6 = Facts("planted", "", loops=6, depth=8, nodes=10, heads=4, fits={})
+D8L6 = ModelFacts("planted", "", loops=6, depth=8, nodes=10, heads=4, fits={})
 RINGS, STARTS = all_starts(population("rings").graphs)
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Subject:
-    return load_subject(open_zoo(), "tiny-0", CPU, prefix="tiny-")
+def tiny() -> TrainedModel:
+    return load_trained(open_zoo(), "tiny-0", CPU, prefix="tiny-")
 
 
 def walker(steps: list[int]) -> Tensor:
@@ -239,7 +239,7 @@ def test_readouts_are_those_of_the_model() -> None:
             h = model.call(h)
 
 
-def test_readouts_inside_calls_are_those_of_the_layers(tiny: Subject) -> None:
+def test_readouts_inside_calls_are_those_of_the_layers(tiny: TrainedModel) -> None:
     """Against the layers' own pieces over all rows; the last sublayer of a call reads what the call reads."""
     found = measure(tiny, "tiny-test", loops=4, layered=70)["tiny-test"]
     native, inside = found["native"], found["layers"]
@@ -265,26 +265,26 @@ def test_readouts_inside_calls_are_those_of_the_layers(tiny: Subject) -> None:
             assert torch.equal(native[loop + 1].long(), model.read(x[:, -1]).argmax(-1))
 
 
-def test_the_tiny_backbone_end_to_end(tiny: Subject) -> None:
+def test_the_tiny_backbone_end_to_end(tiny: TrainedModel) -> None:
     """Its answers are right at its last trained loop; a population that is no set of rings has positions of its own."""
     predictions = measure(tiny, "tiny-test", loops=3)
     assert predictions["tiny-test"]["layers"].shape == (3, 4, 432)  # all of its graphs, which are fewer than asked for
     found = trajectory(predictions["tiny-test"]["native"], tiny.loops, "tiny-test", tiny.depth)
     assert (found.endpoint, found.target) == (1.0, 2)
-    accuracy, _, inside = tables(predictions, Facts.of(tiny), "tiny-test")
+    accuracy, _, inside = tables(predictions, ModelFacts.of(tiny), "tiny-test")
     assert [row.label for row in accuracy.rows] == ["endpoint, loop 2", "retained, loop 3"]
     assert [row.estimate.value for row in accuracy.rows] == [found.endpoint, found.retained]
     assert len(inside.rows) % 3 == 0
 
 
-def test_layers_can_be_left_out(tiny: Subject) -> None:
+def test_layers_can_be_left_out(tiny: TrainedModel) -> None:
     alone = measure(tiny, "tiny-test", loops=2, layered=0)["tiny-test"]
     assert set(alone) == {"native"}
     assert torch.equal(alone["native"], measure(tiny, "tiny-test", loops=2)["tiny-test"]["native"])
-    assert len(tables({"tiny-test": alone}, Facts.of(tiny), "tiny-test")) == 2
+    assert len(tables({"tiny-test": alone}, ModelFacts.of(tiny), "tiny-test")) == 2
 
 
-def test_mistakes(tiny: Subject) -> None:
+def test_mistakes(tiny: TrainedModel) -> None:
     with pytest.raises(InputError, match=r"cannot read 1 loops: tiny-0 is trained for 2 \(nearest: 2\)"):
         measure(tiny, "tiny-test", loops=1)
     with pytest.raises(InputError, match="cannot read -1 graphs layer by layer"):

@@ -14,13 +14,14 @@ from transformers import Adafactor as Reference
 
 from loopscope.errors import InputError
 from loopscope.maps import Dense
+from loopscope.models.caches import Cache
 from loopscope.models.folders import load
-from loopscope.models.passes import Cache, states
+from loopscope.models.passes import states
 from loopscope.models.placement import between
 from loopscope.program import F
 from loopscope.studies.language.recipes import recipe
 from loopscope.training.lm import memory
-from loopscope.training.lm.batches import Row, units
+from loopscope.training.lm.batches import TokenSequence, units
 from loopscope.training.lm.objective import Objective, narrow_products
 from loopscope.training.lm.optimisers import Adafactor
 from tests.ouro_tiny import ouro_map, tiny_ouro
@@ -87,7 +88,7 @@ def test_rows_that_leave_a_pass_have_the_loss_and_gradients_of_their_own(placeme
     """Four rows of 3, 2, 2 and 1 loops in one pass, and each in a pass of its own."""
     model, step = tiny_ouro(), None if placement == "none" else ouro_map()
     model.requires_grad_(step is None)
-    rows = [Row(tuple((i + j) % 8 for j in range(4 + i)), 1, loops) for i, loops in enumerate((2, 1, 3, 2))]
+    rows = [TokenSequence(tuple((i + j) % 8 for j in range(4 + i)), 1, loops) for i, loops in enumerate((2, 1, 3, 2))]
     found = []
     for micro in (4, 1):
         objective = Objective(model, step, "after-each" if placement == "after-each" else "between")
@@ -172,7 +173,7 @@ def test_frozen_matrices_in_bf16_change_no_value_and_are_kept_once() -> None:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        (unit,) = units([Row(tuple(range(6)), 2, 3)], micro=1, averaging="token", share=1.0, kind="task")
+        (unit,) = units([TokenSequence(tuple(range(6)), 2, 3)], micro=1, averaging="token", share=1.0, kind="task")
         with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(count, lambda each: each):
             loss, _ = Objective(model, step)(unit)
         loss.backward()
@@ -215,7 +216,7 @@ def test_the_estimate_is_what_a_pass_keeps(tmp_path: Path, kind: str, loops: tup
     """Of a model large enough that what is in no formula, such as rotary tables, hardly counts."""
     model = load(tuning_folder(tmp_path / kind, kind, hidden_size=64, intermediate_size=160), loops=4)
     model.requires_grad_(True)
-    rows = [Row(tuple(range(300)), 299, each) for each in loops]
+    rows = [TokenSequence(tuple(range(300)), 299, each) for each in loops]
     made = units(rows, micro=3, averaging="token", share=1.0, kind="task")
     cpu = torch.device("cpu")
     told = memory.estimate(model, None, recipe("letter"), made, device=cpu, recompute=recompute)

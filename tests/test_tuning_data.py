@@ -21,7 +21,7 @@ from loopscope.studies.language.recipes import RECIPES, recipe
 from loopscope.tasks import Turn, antonyms, general_text, iterations, letters
 from loopscope.tasks.general_text import tokens_beside
 from loopscope.tasks.letters import training as letter_training
-from loopscope.training.lm.batches import Line, Reading, Row, chat_rows, text_rows, units
+from loopscope.training.lm.batches import Line, Reading, TokenSequence, chat_rows, text_rows, units
 from loopscope.training.lm.objective import Objective
 from loopscope.training.lm.questions import Earlier, Example, Text, examples, joined, questions, texts
 from loopscope.training.lm.trainer import answers_since
@@ -127,12 +127,12 @@ def test_rows_in_one_line_have_the_loss_and_gradients_of_rows_apart(averaging: s
     begin = (9, 8, 7, 6)
     loops = 3 if averaging == "micro-batch" else 2  # otherwise lines may leave a pass
     rows = [
-        Row((*begin, 1, 2, 3), 6, 3, ((6, 2),), (Reading((4,), 2, 1),)),
-        Row((*begin, 5, 1, 4, 4, 2), 7, 3, ((7, 3),)),
-        Row((*begin, 1, 2, 5), 6, 3, ((6, 1),), (Reading((5,), 2, 1), Reading((7,), 1, 1))),
-        Row((3, 2, 1, 5), 2, loops, ((2, 2),)),
-        Row((3, 2, 4, 5), 2, loops, ((2, 2),)),
-        Row((3, 2, 1, 5), 2, loops, ((2, 2),)),
+        TokenSequence((*begin, 1, 2, 3), 6, 3, ((6, 2),), (Reading((4,), 2, 1),)),
+        TokenSequence((*begin, 5, 1, 4, 4, 2), 7, 3, ((7, 3),)),
+        TokenSequence((*begin, 1, 2, 5), 6, 3, ((6, 1),), (Reading((5,), 2, 1), Reading((7,), 1, 1))),
+        TokenSequence((3, 2, 1, 5), 2, loops, ((2, 2),)),
+        TokenSequence((3, 2, 4, 5), 2, loops, ((2, 2),)),
+        TokenSequence((3, 2, 1, 5), 2, loops, ((2, 2),)),
     ]
     found = []
     for together in (1, 3):
@@ -176,12 +176,13 @@ def test_readings_on_the_way_have_the_loss_and_gradients_of_runs_of_fewer_loops(
     model.requires_grad_(False)
     objective = Objective(model, step, placement)  # type: ignore[arg-type]
     rows = [
-        Row((1, 2, 3, 4, 5), 3, 3, ((3, 6),), (Reading((4, 6), 2, 4), Reading((7,), 1, 2))),
-        Row((5, 4, 3, 2), 2, 3, ((2, 5),), (Reading((3, 2), 2, 4),)),
+        TokenSequence((1, 2, 3, 4, 5), 3, 3, ((3, 6),), (Reading((4, 6), 2, 4), Reading((7,), 1, 2))),
+        TokenSequence((5, 4, 3, 2), 2, 3, ((2, 5),), (Reading((3, 2), 2, 4),)),
     ]
     apart = [
-        Row((1, 2, 3, 4, 5), 3, 3, ((3, 6),)), Row((1, 2, 3, 4, 6), 3, 2, ((3, 4),)),
-        Row((1, 2, 3, 7), 3, 1, ((3, 2),)), Row((5, 4, 3, 2), 2, 3, ((2, 5),)), Row((5, 4, 3, 2), 2, 2, ((2, 4),)),
+        TokenSequence((1, 2, 3, 4, 5), 3, 3, ((3, 6),)), TokenSequence((1, 2, 3, 4, 6), 3, 2, ((3, 4),)),
+        TokenSequence((1, 2, 3, 7), 3, 1, ((3, 2),)), TokenSequence((5, 4, 3, 2), 2, 3, ((2, 5),)),
+        TokenSequence((5, 4, 3, 2), 2, 2, ((2, 4),)),
     ]  # fmt: skip
     found = []
     for some in (rows, apart):
@@ -286,9 +287,9 @@ def test_losses_of_passes_add_up_to_the_average(
     model = load(folder)
     lengths = [(9, 5), (12, 10), (7, 1), (5, 3), (12, 4)]
     loops = [3] * 5 if averaging == "micro-batch" else [3, 1, 2, 3, 1]
-    rows = [Row(tuple(range(3 * i, 3 * i + n)), first, loops[i]) for i, (n, first) in enumerate(lengths)]
+    rows = [TokenSequence(tuple(range(3 * i, 3 * i + n)), first, loops[i]) for i, (n, first) in enumerate(lengths)]
 
-    def costs(row: Row) -> torch.Tensor:
+    def costs(row: TokenSequence) -> torch.Tensor:
         logits = model(torch.tensor([row.tokens]), loops=row.loops)[0, row.first - 1 : -1]
         return nnf.cross_entropy(logits, torch.tensor(row.tokens[row.first :]), reduction="none")
 
@@ -309,7 +310,11 @@ def test_losses_of_passes_add_up_to_the_average(
 
 def test_answers_count_as_often_as_they_are_emphasised(folder: Path) -> None:
     model = load(folder)
-    rows = [Row(tuple(range(9)), 1, 2, ((3, 1), (7, 2))), Row(tuple(range(20, 25)), 1, 2), Row((5, 4), 1, 2, ((1, 1),))]
+    rows = [
+        TokenSequence(tuple(range(9)), 1, 2, ((3, 1), (7, 2))),
+        TokenSequence(tuple(range(20, 25)), 1, 2),
+        TokenSequence((5, 4), 1, 2, ((1, 1),)),
+    ]
     cost, count = 0.0, 0.0
     for row in rows:
         logits = model(torch.tensor([row.tokens]), loops=2)[0, :-1]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from loopscope.studies.claims import Verdict, decide
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.records import Facts, Record
-from loopscope.studies.subject import Walks, instances
+from loopscope.studies.records import ModelFacts, Record
+from loopscope.studies.trained import Walks, instances
 from loopscope.tasks.graph_walk import advance
 
 CPU = torch.device("cpu")
@@ -29,7 +29,9 @@ def right_on(count: int, node: Tensor, at: Walks, otherwise: Tensor | None = Non
 
 
 def record(experiment: str, name: str, predictions: Mapping[str, Mapping[str, Tensor]], fits: int = 2) -> Record:
-    facts = Facts(name, "0" * 64, int(name[3]) if name.startswith("d8l") else 8, 8, 10, 4, {"one": fits, "two": fits})
+    facts = ModelFacts(
+        name, "0" * 64, int(name[3]) if name.startswith("d8l") else 8, 8, 10, 4, {"one": fits, "two": fits}
+    )
     as_bytes = {w: {each: nodes.to(torch.uint8) for each, nodes in found.items()} for w, found in predictions.items()}
     return Record(experiment, facts, as_bytes)
 

@@ -15,8 +15,8 @@ from loopscope.studies.graph_walk.composition import (
     long_strings,
     name_of,
 )
-from loopscope.studies.records import Facts, Predictions
-from loopscope.studies.subject import Walks, instances
+from loopscope.studies.records import ModelFacts, Predictions
+from loopscope.studies.trained import Walks, instances
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def perfect(string: str, fit: int, at: Walks) -> Tensor:
     return at.ahead(hops(string))
 
 
-def planted(where: str, facts: Facts, graphs: int, walker: Walker = perfect) -> Predictions:
+def planted(where: str, facts: ModelFacts, graphs: int, walker: Walker = perfect) -> Predictions:
     """What a walker would answer in `measure_two` and `measure_long`, on the first graphs of a population."""
     at, n = instances(where, facts.depth, CPU), graphs * facts.nodes
     strings = {*TWO_CALLS, *(control(string) for control in CONTROLS.values() for string in asked())}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from loopscope.studies.records import Facts, Predictions, Record
+from loopscope.studies.records import ModelFacts, Predictions, Record
 from loopscope.tasks.graph_walk import all_starts, cycle_lengths, walk
 from loopscope.tasks.populations import population
 
@@ -40,5 +40,5 @@ def planted(
 
 def raw(experiment: str, name: str, predictions: Predictions, **settings: object) -> Record:
     fits = {"continuation": {"continue16": 2}, "parity": {"parity-staged": 1}, "chains": {"relations-curriculum": 3}}
-    facts = Facts(name, "0" * 64, loops=8, depth=8, nodes=8, heads=4, fits=fits.get(experiment, {}))
+    facts = ModelFacts(name, "0" * 64, loops=8, depth=8, nodes=8, heads=4, fits=fits.get(experiment, {}))
     return Record(experiment, facts, predictions, settings, {"seconds": 1.5, "device": "CPU, 1 threads"}, raw=True)

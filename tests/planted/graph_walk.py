@@ -10,8 +10,8 @@ from torch import Tensor
 from loopscope.store.store import Store
 from loopscope.studies.evidence import split
 from loopscope.studies.graph_walk import composition, crossing, targets
-from loopscope.studies.records import Facts, Predictions, Record, records, save
-from loopscope.studies.subject import Walks, instances
+from loopscope.studies.records import ModelFacts, Predictions, Record, records, save
+from loopscope.studies.trained import Walks, instances
 from loopscope.tasks.graph_walk import all_starts, walk
 from loopscope.tasks.populations import population
 from tests.planted.composition import planted as composed
@@ -31,7 +31,7 @@ def record(experiment: str, name: str, predictions: Predictions, **settings: obj
     recipe, _ = split(name)
     fits = {"d8l6": ("one", "two"), "d8l8": ()}.get(recipe, ("stay", "one", "two"))
     loops = 6 if recipe == "d8l6" else 8
-    facts = Facts(name, "f" * 64, loops, depth=8, nodes=10, heads=4, fits=dict.fromkeys(fits, 2))
+    facts = ModelFacts(name, "f" * 64, loops, depth=8, nodes=10, heads=4, fits=dict.fromkeys(fits, 2))
     return Record(experiment, facts, predictions, settings, COST)
 
 

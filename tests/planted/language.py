@@ -13,7 +13,7 @@ from torch import Tensor
 from loopscope.measure.replies import answers_name, as_bytes
 from loopscope.studies.antonyms import tests as antonym_tests
 from loopscope.studies.iterations import tests as iteration_tests
-from loopscope.studies.records import Facts, Record
+from loopscope.studies.records import ModelFacts, Record
 from loopscope.tasks.letters import NAMES
 from loopscope.tasks.letters.pairs import pairs
 
@@ -25,7 +25,7 @@ LOST = torch.tensor(255, dtype=torch.uint8)
 
 
 def record(experiment: str, predictions: dict[str, dict[str, Tensor]], settings: dict[str, object]) -> Record:
-    facts = Facts("smollm2-135m", KEY, 4, 8, 0, 9, {"J": 1})
+    facts = ModelFacts("smollm2-135m", KEY, 4, 8, 0, 9, {"J": 1})
     return Record(experiment, facts, predictions, settings, {}, dict(ABOUT), raw=True)
 
 

@@ -12,14 +12,20 @@ from loopscope.studies.graph_walk.lasting import (
     MARKS,
     STRINGS,
 )
-from loopscope.studies.records import Facts, Predictions
+from loopscope.studies.records import ModelFacts, Predictions
 from loopscope.tasks.populations import population
 
 Right = Callable[[int, Tensor], Tensor]
 
 
 def planted(
-    facts: Facts, where: str, graphs: int, walkers: dict[str, Right], calls: int = 64, fits: int = 2, strings: int = 4
+    facts: ModelFacts,
+    where: str,
+    graphs: int,
+    walkers: dict[str, Right],
+    calls: int = 64,
+    fits: int = 2,
+    strings: int = 4,
 ) -> Predictions:
     """Counts of walkers that are right where they say, given the call and the number of each graph."""
     nodes = facts.nodes

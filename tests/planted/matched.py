@@ -7,7 +7,7 @@ from torch import Tensor
 
 from loopscope.studies.graph_walk.matched import BEFORE
 from loopscope.studies.records import Predictions
-from loopscope.studies.subject import Walks
+from loopscope.studies.trained import Walks
 
 TINY = "tiny-test"
 

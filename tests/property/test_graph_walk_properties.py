@@ -58,29 +58,13 @@ def test_start_for_inverts_the_walk(placed, steps):
     assert torch.equal(gw.start_for(graphs, gw.advance(graphs, nodes, steps), steps), nodes)
 
 
-@given(placed_batches(), st.data())
-def test_targets_are_walks_of_the_requested_depth(placed, data):
-    graphs, starts = placed
-    depths = data.draw(st.lists(st.integers(1, 8), min_size=len(graphs), max_size=len(graphs)))
-    answers = gw.targets(graphs, starts, torch.tensor(depths))
-    for row, start, depth, answer in zip(graphs.tolist(), starts.tolist(), depths, answers.tolist(), strict=True):
-        assert answer == step_by_step(row, start, depth)
-
-
 @given(graph_batches())
 def test_cycles_against_walking_until_home(graphs):
     nodes = graphs.shape[1]
-    for row, lengths, counts, ring in zip(
-        graphs.tolist(),
-        gw.cycle_lengths(graphs).tolist(),
-        gw.cycle_type(graphs).tolist(),
-        gw.is_ring(graphs).tolist(),
-        strict=True,
-    ):
+    found = graphs.tolist(), gw.cycle_lengths(graphs).tolist(), gw.is_ring(graphs).tolist()
+    for row, lengths, ring in zip(*found, strict=True):
         assert lengths == [len(cycle_of(row, node)) for node in range(nodes)]
-        cycles = {frozenset(cycle_of(row, node)) for node in range(nodes)}
-        assert counts == [sum(len(cycle) == size for cycle in cycles) for size in range(1, nodes + 1)]
-        assert ring == (len(cycles) == 1)
+        assert ring == (len({frozenset(cycle_of(row, node)) for node in range(nodes)}) == 1)
 
 
 @given(placed_batches(), st.data())
@@ -149,9 +133,10 @@ def test_label_rules_against_brute_force(placed, shuffler: random.Random):
 
 
 @given(graph_batches(largest=15))
-def test_codes_round_trip_and_tell_graphs_apart(graphs):
-    codes = gw.codes_of(graphs)
-    assert torch.equal(gw.graphs_of(codes, graphs.shape[1]), graphs)
+def test_codes_are_numbers_of_so_many_digits_and_tell_graphs_apart(graphs):
+    codes, nodes = gw.codes_of(graphs), graphs.shape[1]
+    digits = torch.stack([codes // nodes**place % nodes for place in reversed(range(nodes))], 1)
+    assert torch.equal(digits, graphs)
     assert len(set(codes.tolist())) == len(set(map(tuple, graphs.tolist())))
     by_code = sorted(zip(codes.tolist(), graphs.tolist(), strict=True))
     assert [row for _, row in by_code] == sorted(graphs.tolist())

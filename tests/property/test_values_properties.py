@@ -16,10 +16,11 @@ from loopscope.address import COMPONENTS, PER_HEAD, Address, Site
 from loopscope.errors import InputError
 from loopscope.maps import Dense, DiagonalLowRank, ResidualLowRank
 from loopscope.model import ModelConfig
-from loopscope.program import Call, F, Given, Map, Patch, Program, Run, Step
+from loopscope.program import Add, Apply, Call, F, Given, Map, Patch, Program, Run, Scale, Step
 
 T = TypeVar("T")
 names = st.text("abcXYZ019_-", min_size=1, max_size=6)
+identities = st.none() | st.text("0123456789abcdef", min_size=12, max_size=12)
 
 
 def value_or_line(make: Callable[[], T]) -> T | str:
@@ -74,7 +75,9 @@ def programs(draw: st.DrawFn, depth: int = 2, at_least: int = 0, movable: bool =
         sources = st.builds(Given, names)
         if depth > 0:
             sources |= runs(None if movable else loop, depth)
-        patches = draw(st.lists(st.builds(Patch, sites(), sources), min_size=1, max_size=3))
+        numbers = st.floats(allow_nan=False, allow_infinity=False)
+        changes = st.builds(Add, sources, numbers) | st.builds(Scale, numbers) | st.builds(Apply, names, identities)
+        patches = draw(st.lists(st.builds(Patch, sites(), sources | changes), min_size=1, max_size=3))
         steps.append(Call(tuple(patches)))
     calls = sum(isinstance(step, Call) for step in steps)
     return Program((*steps, *[F] * (at_least - calls)), start)

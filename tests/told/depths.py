@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from loopscope.quantity import Quantity, of_tables, one
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.graph_walk import continuation_curves, continuation_judges
+from loopscope.studies.graph_walk import continuation_curves, judges
 from loopscope.studies.graph_walk.continuation import WITHHELD
 from loopscope.studies.graph_walk.continuation_curves import GROUPS, INSIDE, J_ALONE, RINGS, STEERED
+from loopscope.studies.parity import claims as parity_claims
 from loopscope.studies.parity import exact as parity_exact
-from loopscope.studies.parity import judges as parity_judges
 from loopscope.studies.parity import lengths as parity_lengths
 from loopscope.studies.parity import timing as parity_timing
 from loopscope.studies.parity.counts import NATIVE, WITH_J
@@ -44,7 +44,7 @@ def _eight(evidence: Evidence) -> Known:
         "inside": [percent(pick(inside[name] for name in walks)) for pick in (min, max)],
         "bad": [f"{bad[0]:.1f}", f"{bad[-1]:.1f}"], "good": [f"{good[0]:.1g}", f"{good[-1]:.1g}"],
         "alone": Said(Quantity("continuation.strict", J_ALONE, alone.estimate(INSIDE), 0)),
-        "judged": continuation_judges.continue_inside(evidence),
+        "judged": judges.continue_inside(evidence),
         "walks": [curves[name] for name in walks], "failed": [curves[name] for name in FAILED], "maps": len(losses),
     }  # fmt: skip
 
@@ -127,7 +127,7 @@ def _parity(evidence: Evidence) -> Known:
     by_loop = exact["600"]["right"].sum(-1)
     halves = far["right"][:, 0, far["lengths"] == 600][:, 0]
     return {
-        "gain": parity_judges.parity_gain(evidence), "limit": parity_judges.parity_limit(evidence),
+        "gain": parity_claims.parity_gain(evidence), "limit": parity_claims.parity_limit(evidence),
         "near": rows, "far": Rows.at(second, "parity.exit", "condition", first=505, last=1000),
         "far_timing": Rows.at(second, "parity.loop", "condition", "way", first=505, last=1000),
         "shift": Said(one(second, "parity.loop.shift", **FITTED)),
@@ -154,6 +154,11 @@ def _within(near: Mapping[str, Rows]) -> float:
         for rows in near.values()
         for which in (NATIVE, WITH_J, "J minus native")
     )
+
+
+def _within_interval(known: Known) -> bool:
+    gain = known["near"]["parity-0"]["J minus native, t = n"].row.estimate
+    return bool(float(known["worst"]) < 100 * min(gain.value - gain.low, gain.high - gain.value))
 
 
 PARITY = Section(
@@ -187,6 +192,7 @@ PARITY = Section(
         "The claim holds for accuracy at t = n,": lambda known: known["gain"].holds is True,
         "so the claim that no gain lasts beyond 500 does not hold.": lambda known: known["limit"].holds is False,
         "With J there is a line,": lambda known: known["steered"].lies_somewhere,
+        "That is less than the interval of its gain by J to either side,": _within_interval,
     },
 )  # fmt: skip
 

@@ -236,8 +236,8 @@ SMALL_SECTION = Section(
         "in a wording that neither was trained on {walks[5 8].p} % {walks[5 8].i} at "
         "8.",
         "On {steering[steered].n} new pairs: {steering[unsteered].p} % {steering[unsteered].i} without J, "
-        "{steering[steered].p} {steering[steered].i} with it. - **Three",
-        "in the last loop (`{heads}`).",
+        "{steering[steered].p} {steering[steered].i} with it. - **The search",
+        "in the last loop, one each of layers 1, 3 and 4 (`{heads}`),",
         "from where the donor is (E, {content[pattern E].p} % {content[pattern E].i}; paper "
         "{content[pattern E].paper}), the donor's outputs give the donor's answer (D, {content[output D].p} % "
         "{content[output D].i}; {content[output D].paper}), its values leave {content[values B].p} % as they were "
@@ -245,7 +245,7 @@ SMALL_SECTION = Section(
         "their patterns bring {steering[rescue].p} % {steering[rescue].i} right answers ({steering[rescue].paper}), "
         "their outputs {steering[outputs].p} % {steering[outputs].i}; values, patterns of another graph or loop and "
         "comparison heads {mine[0]} to {mine[1]} %.",
-        "unsteered patterns leave {steering[damage].p} % {steering[damage].i}. So what",
+        "unsteered patterns leave {steering[damage].p} % {steering[damage].i}. So in",
         "Of {repaired[selected].n} answers that other queries break, outputs of the three put back "
         "{repaired[selected].p} % {repaired[selected].i}, of comparison heads {repaired[comparison].p} % "
         "{repaired[comparison].i} (one layer's head alone: layer 1 {repaired[layer 1].p} %, layer 3 "
@@ -272,7 +272,7 @@ SMALL_SECTION = Section(
         "With J all are right at each of 1 to 8;": lambda known: _walked(known)
             and all(known["walks"].value(0, k) == 1 for k in range(1, 9)),
         "The loops make one transfer each.": _one_each,
-        "one head each of layers 1, 3 and 4, in the last loop": lambda known: known["patched"] == [8],
+        "in the last loop, one each of layers 1, 3 and 4": lambda known: known["patched"] == [8],
         "nothing where the run without J itself has one of eight right.": lambda known: known["unsteered"] == 1,
         "Two more weight seeds": lambda known: known["one"]["patched"] == [*EVERY] and known["two"]["patched"] == [8]
             and "comparison" not in known["two"]["repaired"],

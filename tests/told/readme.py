@@ -10,9 +10,10 @@ from loopscope.studies.claims import CLAIMS
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.letters.layouts import HEADS
 from loopscope.studies.letters.records import selection_of
-from loopscope.studies.letters.tests import CONTENT
+from loopscope.studies.letters.tests import CONTENT, STEERING
 from loopscope.studies.letters.walks import WALKS
 from tests.told import depths, letters, replies, walks
+from tests.told.found import Found
 from tests.told.sentences import LEDGER, PERFORMANCE, README, ROOT, Known, Section, table_row
 
 # ---- what was measured -----------------------------------------------------------------------------------------------
@@ -96,7 +97,8 @@ BEYOND = Section(
         "on its own states in {lasting[main][pool one 64].p} % at call 64 (on two more backbones "
         "{lasting[second][rollout one 8].p} and {lasting[second][pool one 64].p} %, {lasting[third][rollout one 8].p} "
         "and {lasting[third][pool one 64].p} %; means of two fits).",
-        "it reads out before F: {matched[alone][one].p} and {matched[alone][two].p} % of answers for one and two hops.",
+        "it reads out before F: {matched[alone][matched-final, one].p} and {matched[alone][matched-final, two].p} % of "
+        "answers for one and two hops.",
         "one gains 5 points of {parity[parity-2][J minus native, t = n].whole},",
         "{iterations[plain_train][all long J+F].p} % with J and F, {iterations[plain_train][all long F].p} % with F "
         "alone, as in the paper. From new starts it is {iterations[plain_test][all long J+F].p} and "
@@ -119,6 +121,32 @@ BEYOND = Section(
             known["antonyms"][form][replies.EIGHT].deep.row.estimate.value for form in ("final", "stepwise")
         ) > 0.9,
     },
+)  # fmt: skip
+
+
+def _failed(evidence: Evidence) -> Known:
+    every = letters.record(evidence, letters.SMOLLM2, CONTENT, letters.EVERY)
+    large, small = (letters.record(evidence, name, STEERING) for name in (letters.SMOLLM2, letters.FOUR[1]))
+    return {
+        "matched": walks.SUPERVISED.known(evidence), "content": letters.answers(evidence, every),
+        "large": Found.of(evidence, large, "letters.steering", "condition"),
+        "small": Found.of(evidence, small, "letters.steering", "condition"),
+    }  # fmt: skip
+
+
+FAILED = Section(
+    README, "Failed controls", _failed,
+    [
+        "J without F gives {matched[alone][matched-final, one].p} and {matched[alone][matched-final, two].p} % "
+        "of the one- and two-hop targets.",
+        "patterns of the wrong loop give the answer E in {content[wrong loop E].k} of {content[wrong loop E].n} pairs, "
+        "the right ones in {content[pattern E].k}; values give D in {content[values D].k}, outputs in "
+        "{content[output D].k}.",
+        "patterns of the wrong loop rescue {large[wrong loop].k} of {large[wrong loop].n}, the right ones "
+        "{large[rescue].k}; unsteered patterns at the other heads of these layers leave "
+        "{large[complement damage].k}, at the chosen ones {large[damage].k}.",
+        "at all other heads, they leave {small[comparison damage].k} of {small[steered].k}.",
+    ],
 )  # fmt: skip
 
 
@@ -164,6 +192,40 @@ def _speed(_: Evidence) -> Known:
     }  # fmt: skip
 
 
+def _sweeps(_: Evidence) -> Known:
+    return {
+        "sweeps": {
+            each["case"]: {
+                "cells": each["cells"], "plain": f"{each['plain_s']:.1f}",
+                "hand": f"{min(each['one_by_one_s'], each['by_hand_s']):.2f}", "ours": f"{each['ours_s']:.2f}",
+                "ratio": f"{each['plain_s'] / each['ours_s']:.1f}", "ahead": f"{each['ratio']:.1f}",
+            }
+            for each in _json("bench", "sweeps-cpu.json")["sweeps"]
+        }
+    }  # fmt: skip
+
+
+def _sweep(name: str, about: str) -> str:
+    cells, plain, hand, ours, ratio, ahead = (
+        f"{{sweeps[{name}][{each}]}}" for each in ("cells", "plain", "hand", "ours", "ratio", "ahead")
+    )
+    return table_row(f"{name} ({about})", cells, plain, hand, f"**{ours}**", f"**{ratio}**", f"**{ahead}**")
+
+
+SWEEPS = Section(
+    PERFORMANCE, "Sweeps on a CPU", _sweeps,
+    [
+        _sweep("looped: heads", "12 layers, width 512, four loops, 64 tokens"),
+        _sweep("looped: stream", "the same, four rows"),
+        _sweep("short: heads", "SmolLM2-135M's shape, one loop, five tokens"),
+        _sweep("short: stream", "the same, every row"),
+    ],
+    {"In none of them is the way by hand quicker.": lambda known: all(
+        float(each["ahead"]) > 1 for each in known["sweeps"].values()
+    )},
+)  # fmt: skip
+
+
 def _case(name: str) -> str:
     cells = ("runs", "plain", "ours", "ratio", "plain_work", "our_work", "apart")
     return table_row(name, *(f"{{cases[{name}][{each}]}}" for each in cells)).replace(
@@ -206,4 +268,4 @@ TRAINING = Section(
     {"twelve maps fitted to them": lambda known: known["maps"] == 12},
 )  # fmt: skip
 
-SECTIONS = (MEASURED, BEYOND, PATCHING, TRAINING)
+SECTIONS = (MEASURED, BEYOND, FAILED, PATCHING, SWEEPS, TRAINING)

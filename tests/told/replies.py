@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from loopscope.measure.replies import answers_name, as_texts
-from loopscope.studies.antonyms import judges as antonym_judges
+from loopscope.studies.antonyms import claims as antonym_claims
 from loopscope.studies.antonyms.tables import PAPER_DEPTHS, PAPER_SEQUENCES, at_depths, at_loop, readout_right
 from loopscope.studies.antonyms.tests import DEPTHS, FORMS, depth_requests
 from loopscope.studies.evidence import Evidence, Finding
@@ -124,7 +124,7 @@ def _antonyms(evidence: Evidence) -> Known:
         "first": final[LARGE].after(1), "of_second": final[LARGE].said(2, steered=False)[3],
         "paper": {form: ["", *(percent(each / PAPER_SEQUENCES) for each in counts)] for form, counts in paper.items()},
         "paper_deep": {form: percent(sum(each[4:]) / (4 * PAPER_SEQUENCES)) for form, each in paper.items()},
-        "judged": antonym_judges.steer(evidence),
+        "judged": antonym_claims.steer(evidence),
         "low": min(low), "high": max(low), "sequences": final[LARGE].k[1].n,
     }  # fmt: skip
 

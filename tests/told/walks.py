@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loopscope.quantity import every, one
+from loopscope.quantity import every, of_tables, one
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.graph_walk import crossing, lasting, learning, matched, switching, targets, trajectories
+from loopscope.studies.graph_walk import (
+    crossing,
+    lasting,
+    learning,
+    matched,
+    matched_tables,
+    switching,
+    targets,
+    trajectories,
+)
 from loopscope.studies.graph_walk.composition import EVERY, PAIRS, spelled
 from loopscope.studies.graph_walk.counting import node
 from loopscope.studies.records import Record, apart, open_results, percent
@@ -215,19 +224,18 @@ FITTED = Section(
 
 def _supervised(evidence: Evidence) -> Known:
     pair = {name: record for name, record in evidence.of("matched").items() if name.endswith("-0")}
-    study = matched._study(*apart(pair), matched.WHERE)
-    gaps = {each.target: each.gap for each in matched._pairs(study)}
+    study = matched.study_of(*apart(pair), matched.WHERE)
+    gaps = {each.target: each.gap for each in matched_tables._pairs(study)}
     curves = learning.noted(pair["matched-final-0"].notes)
     both = apart(evidence.of("matched"))
-    before = {target: matched.read_before(*both, target) for target in ("one", "two")}
-    longer = matched._longer(study).rows
+    every_row = list(of_tables(matched_tables.tables(*both)))
+    alone = Rows.at(every_row, "matched.before", "group", "condition")
+    longer = matched_tables._longer(study).rows
     return {
         "rows": Rows.at(longer, "matched.longer.accuracy", "group", "condition"), "gaps": gaps, "curves": curves,
         "gained": Rows.at(longer, "matched.longer.gain", "group", "condition"),
         "before": Rows.at(longer, "matched.longer.before.right", "group", "condition"),
-        "alone": {target: Said(rows["matched-final"]) for target, rows in before.items()},
-        "stepwise": {target: Said(rows["matched-stepwise"]) for target, rows in before.items()},
-        "after": Rows.at(matched.summary(*both).rows, "matched.accuracy", "group", "condition", "answer"),
+        "alone": alone, "after": Rows.at(every_row, "matched.accuracy", "group", "condition", "answer"),
     }  # fmt: skip
 
 
@@ -237,9 +245,10 @@ SUPERVISED = Section(
         "the first fit of J_one on `matched-final-0` reaches {rows[matched-final-0, one-long].p} % (not "
         "{rows[matched-final-0, one].p}) and that of J_two {rows[matched-final-0, two-long].p} % (not "
         "{rows[matched-final-0, two].p}), both still rising;",
-        "gives the target of J_one in {alone[one].p} % and that of J_two in {alone[two].p} % (means of five backbones, "
+        "gives the target of J_one in {alone[matched-final, one].p} % and that of J_two in "
+        "{alone[matched-final, two].p} % (means of five backbones, "
         "of {after[matched-final, one, one].p} and {after[matched-final, two, two].p} with F); on stepwise "
-        "backbones in {stepwise[one].p} and {stepwise[two].p} %.",
+        "backbones in {alone[matched-stepwise, one].p} and {alone[matched-stepwise, two].p} %.",
         "Its stepwise partner gains {gained[matched-stepwise-0, two-long].p} points "
         "{gained[matched-stepwise-0, two-long].i} for J_two by the same time,",
         "Of what J_two gets right on `matched-final-0`, {before[matched-final-0, two].p} % "

@@ -27,6 +27,7 @@ SPECS: dict[str, tuple[str, str]] = {
     "lm get": ("", "smollm2-135m"), "lm readouts": ("llama", "llama --text a"),
     "lm patch": ("llama", "llama F2 --text a"), "lm sweep": ("llama", "llama resid --text a --from b"),
     "lm new": ("fresh", "--out made --layers 1 --width 8 --heads 2 --tokenizer fresh"),
+    "lm convert": ("llama", "llama --out made"),
     "lm rules": ("", "--out made.jsonl --count 2"), "lm keep": ("fresh", "fresh tiny-lm"),
     "lm finetune": ("llama text.jsonl", " ".join(TUNE[2:-1])),
     "lm fit": ("tuned text.jsonl", " ".join(("tuned", "smol-letter-map", *FEW))),
