@@ -1,0 +1,56 @@
+"""Chains of additions modulo 7 as a task of one's own: a file of examples made from facts, offline.
+
+    python chains.py            # writes chains.jsonl (one to four additions) and short.jsonl (one or two of them)
+
+What is held out is told by the SHA-256 of the prompt, and is the same in both files: a model that learned from
+`short.jsonl` has seen no held-out question of `chains.jsonl`.  The corrupt prompt of a chain has another first number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from pathlib import Path
+
+MODULUS, LONGEST, EACH, SEED = 7, 4, 400, 7
+HELD_OUT = 0.25
+
+
+def prompt(numbers: tuple[int, ...]) -> str:
+    """3 + 5 + 1 ="""
+    return f"{' + '.join(map(str, numbers))} ="
+
+
+def line(numbers: tuple[int, ...]) -> dict[str, object]:
+    """One example: the sum modulo 7, and as many steps as there are additions."""
+    first, *rest = numbers
+    other = ((first + 1) % MODULUS, *rest)
+    text = prompt(numbers)
+    held_out = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 < HELD_OUT
+    return {
+        "prompt": text,
+        "answer": str(sum(numbers) % MODULUS),
+        "steps": len(rest),
+        "corrupt": prompt(other),
+        "corrupt_answer": str(sum(other) % MODULUS),
+        "split": "test" if held_out and len(rest) > 1 else "train",
+    }
+
+
+def chains(steps: int) -> list[tuple[int, ...]]:
+    """All chains of so many additions, or as many of them as are kept."""
+    every = list(itertools.product(range(MODULUS), repeat=steps + 1))
+    return every if len(every) <= EACH else sorted(random.Random(SEED).sample(every, EACH))
+
+
+def write(folder: Path) -> None:
+    """Write both files."""
+    for name, longest in (("chains.jsonl", LONGEST), ("short.jsonl", 2)):
+        found = [line(numbers) for steps in range(1, longest + 1) for numbers in chains(steps)]
+        (folder / name).write_text("".join(f"{json.dumps(each)}\n" for each in found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path.cwd())
