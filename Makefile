@@ -9,7 +9,10 @@ LOWEST := .venv-lowest
 FEW    := $(addprefix tests/test_,annotations.py cli.py execute.py lm_cli.py lm_text.py lowest.py maps.py ouro.py placement.py program.py \
             readouts.py report.py smollm2.py stacks.py stats.py store.py zoo.py)
 
-.PHONY: help setup reproduce test check check-slow check-lowest lint types docs wheel clean
+# What starts processes on engines: one at a time, as nodes are killed under them.
+ENGINES := $(addprefix tests/test_,jobs_local.py jobs_ray.py jobs_slurm.py whole_campaign.py)
+
+.PHONY: help setup reproduce test check check-slow check-gpu check-lowest lint types docs notebooks explorer wheel clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -19,10 +22,10 @@ setup: $(READY)  ## create .venv and install loopscope with everything the tests
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("loopscope needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot,lm,tables]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot,lm,tables,view]'
 	@touch $@
 
-reproduce: setup ## run the experiments on the zoo's weights; the report is report/index.html
+reproduce: explorer ## run the experiments on the zoo's weights; the report is report/index.html
 	$(BIN)/loopscope reproduce
 
 test: setup      ## run the tests but the slow ones
@@ -42,13 +45,28 @@ $(VENV)/.docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
+explorer: setup  ## the explorer with recorded answers, report/explorer/index.html
+	rm -rf report/explorer
+	$(BIN)/loopscope view --bundle report/explorer
+
 wheel: setup     ## dist/*.whl, with a part of the zoo
 	$(BIN)/python -m hatchling build -t wheel
 
 check: lint types test  ## style, types and tests
 
-check-slow: setup ## the slow checks that `make test` leaves out
-	$(BIN)/python -m pytest -q -m slow
+check-slow: $(VENV)/.slow ## the slow checks that `make test` leaves out
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow $(addprefix --ignore=,$(ENGINES))
+	$(BIN)/python -m pytest -q -m slow $(ENGINES)
+
+notebooks: $(VENV)/.slow ## run the notebooks of examples/ anew and keep what they print and draw
+	$(BIN)/python examples/run_notebooks.py
+
+$(VENV)/.slow: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[eval,notebooks,ray,slurm]'
+	@touch $@
+
+check-gpu:       ## what computes on a GPU, with the Python and the packages that are there: PYTHON=python3
+	$(PYTHON) -m pytest -q -m gpu $(addprefix tests/test_,cuda_graphs.py gpu.py kernels.py)
 
 check-lowest: $(LOWEST)/.ready ## a few tests with the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/python -m pytest -q -m "not slow" $(FEW)
@@ -56,7 +74,7 @@ check-lowest: $(LOWEST)/.ready ## a few tests with the lowest versions that pypr
 $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
-	  -e '.[plot,lm]' beartype hypothesis pytest pytest-xdist scipy statsmodels
+	  -e '.[plot,lm,tables]' beartype hypothesis pytest pytest-xdist scipy statsmodels
 	@touch $@
 
 clean:           ## remove the environments and caches
