@@ -26,8 +26,8 @@ Harm = Callable[[Event, "Campaign"], None]
 def _there() -> bool:
     if shutil.which("sinfo") is None:
         return False
-    found = subprocess.run(["sinfo", "-h", "-p", "tests", "-o", "%N"], capture_output=True, text=True, check=False)
-    return "n[1-2]" in found.stdout
+    awake = ["sinfo", "-h", "-p", "tests", "-t", "idle,mixed,allocated", "-o", "%N"]
+    return "n[1-2]" in subprocess.run(awake, capture_output=True, text=True, check=False).stdout
 
 
 slurm = pytest.mark.skipif(not _there(), reason="the Slurm of `.ci/slurm start` does not run")

@@ -60,7 +60,9 @@ def killed_in_a_write(campaign: Campaign) -> float:
     times: list[float] = []
 
     def kill(event: Event, _: Campaign) -> None:
+        until = time.monotonic() + 60
         while not any(campaign.store.root.glob("checkpoint/.draft-*/artefact/*")):
+            assert time.monotonic() < until, "no checkpoint was begun"
             time.sleep(0.0005)
         kill_worker(event, campaign)
 
