@@ -143,15 +143,20 @@ def test_a_file_of_jobs_with_a_mistake_in_it(capsys: Printed, tmp_path: Path) ->
     graph = small_graph(6)
     broken = replace(graph.jobs[1], settings={**graph.jobs[1].settings, "fits": ["one"]})
     file, store = tmp_path / "jobs.json", tmp_path / "store"
-    file.write_text(json.dumps({"jobs": [graph.jobs[0].to_json(), broken.to_json(), graph.jobs[2].to_json()]}))
+    behind = replace(
+        graph.jobs[2], name="behind", settings={**graph.jobs[2].settings, "fits": [2]}, after=(broken.name,)
+    )
+    file.write_text(json.dumps({"jobs": [each.to_json() for each in (graph.jobs[0], broken, graph.jobs[2], behind)]}))
     code, out, error = loopscope(capsys, "jobs", "run", str(file), "--store", str(store))
     assert (code, out) == (1, "")
-    last = error.splitlines()[-1]
-    assert last == f"loopscope: {broken.name}: job {broken.name!r}: the setting 'fits' must be a list of whole numbers"
+    said = f"loopscope: {broken.name}: job {broken.name!r}: the setting 'fits' must be a list of whole numbers"
+    assert error.splitlines()[-2:] == [said, "loopscope: not begun, as they wait for what failed: behind"]
     assert (len(Store(store).every(BACKBONE)), len(Store(store).every(MAP))) == (2, 1)
     code, out, _ = loopscope(capsys, "jobs", "status", "--store", str(store))
     assert code == 0
-    assert "2 jobs: 2 done" in out  # what was wrong was seen before a worker was asked
+    assert "4 jobs: 1 failed, 1 skipped, 2 done" in out  # what was wrong was seen before a worker was asked
+    assert "the setting 'fits' must be a list of whole numbers" in " ".join(out.split())
+    assert f"not begun, as it waits for {broken.name}" in " ".join(out.split())
     assert Journal(store, graph.jobs[0].key).said() == []
 
 

@@ -205,7 +205,7 @@ def test_gpus_of_this_machine_are_shared_by_what_jobs_need(store: Store, monkeyp
 
 def test_a_mistake_is_not_tried_again_and_others_come_to_their_end(store: Store) -> None:
     wrong = replace(walk(), name="wrong", settings={**walk().settings, "seeds": []})
-    behind = replace(map_of(0), name="behind", after=("wrong",))
+    behind = replace(map_of(1), name="behind", after=("wrong",))
     further = replace(behind, name="further", after=("behind",), needs=Needs(cpus=2))
     engine, told = Here(), Told()
     report = run(Graph((wrong, behind, further, walk(), map_of(0))), store, engine, tell=told)
@@ -216,6 +216,12 @@ def test_a_mistake_is_not_tried_again_and_others_come_to_their_end(store: Store)
     ]
     assert (report.outcomes["wrong"].code, report.skipped) == (2, {"behind": "wrong", "further": "behind"})
     assert told.of("skipped") == ["behind", "further"]
+    noted = {job.name: status_of(job, journal) for job, journal in journals(store.root)}
+    assert {name: each["state"] for name, each in noted.items()} == {
+        "wrong": "failed", "behind": "skipped", "further": "skipped", "train toy": "done", "fit toy-one on toy-0": "done",
+    }  # fmt: skip
+    assert noted["wrong"]["line"] in report.failures[0]
+    assert noted["further"]["line"] == "not begun, as it waits for behind"
 
 
 def test_a_damaged_file_is_told_by_name_and_not_tried_again(store: Store) -> None:

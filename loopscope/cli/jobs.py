@@ -107,7 +107,7 @@ def jobs_status(store: StoreFolder = Path("store"), as_json: AsJson = False) -> 
     found = [status_of(job, journal) for job, journal in journals(open_store(store).root)]
     if as_json:
         return print_json({"jobs": found})
-    order = ("failed", "lost", "running", "waiting", "stopped", "done")
+    order = ("failed", "lost", "skipped", "running", "waiting", "stopped", "done")
     found.sort(key=lambda each: order.index(each["state"]))
     counts = [f"{many} {state}" for state in order if (many := sum(e["state"] == state for e in found))]
     rows = ((e["job"], e["state"], e["place"], _since(e["since"]), _in_words(e)) for e in found)

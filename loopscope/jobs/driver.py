@@ -189,15 +189,18 @@ class _Driver:
 
     def _look_up(self, job: Job) -> None:
         """Note what is in the store already, and what can be seen to be wrong without a worker."""
+        journal = Journal(self.store.root, job.key)
         try:
             keys = self.tasks[job.name].found(job, self.store)
         except LoopscopeError as error:
             self.outcomes[job.name] = Outcome("failed", line=str(error), code=error.exit_code)
+            journal.open(job)
+            journal.end(self.outcomes[job.name])
             return self._say("failed", job.name, str(error))
         if keys is not None:
             self.outcomes[job.name] = Outcome("done", keys)
             return self._say("found", job.name)
-        Journal(self.store.root, job.key).open(job)
+        journal.open(job)
         self._say("waiting", job.name)
 
     def _grow(self) -> None:
@@ -243,6 +246,9 @@ class _Driver:
                 return
             self.skipped |= found
             for name, because in found.items():
+                if name in self.jobs:  # what follows from a failure is no job yet
+                    outcome = Outcome("skipped", line=f"not begun, as it waits for {because}")
+                    Journal(self.store.root, self.jobs[name].key).end(outcome)
                 self._say("skipped", name, because)
 
     def _start(self, name: str) -> None:
@@ -251,7 +257,7 @@ class _Driver:
         if self.engine.places is not None:  # it has no queue of its own
             self.at_work[name] = self.begun[name]
         self._say("begun", name)
-        ticket = Ticket(job, self.store.root, self.save_every, self.avoid.get(name, ()))
+        ticket = Ticket(job, self.store.root, self.save_every, self.avoid.get(name, ()), name in self.lost)
         try:
             self.engine.start(ticket, lambda outcome: self.ended.put((name, outcome)))
         except LoopscopeError as error:

@@ -13,12 +13,16 @@ from loopscope.jobs.outcome import Outcome
 
 @dataclass(frozen=True)
 class Ticket:
-    """One try of a job: the store's folder, seconds between checkpoints, the nodes on which it was lost before."""
+    """One try of a job: the store's folder, seconds between checkpoints.
+
+    `again`: it was lost before, on the nodes in `avoid` as far as these are known.
+    """
 
     job: Job
     root: Path
     save_every: float = 30.0
     avoid: tuple[str, ...] = ()
+    again: bool = False
 
 
 Ended = Callable[[Outcome], None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-State = Literal["done", "failed", "lost", "stopped"]
+State = Literal["done", "failed", "lost", "stopped", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Outcome:
     - done: `keys` says what there is now.  failed: the job itself said why, in `line`; trying again would not help.
     - lost: the process or its machine is gone, or nobody could start it.  stopped: it was asked to, and made a
       checkpoint.
+    - skipped: it was not begun, as what it waits for failed; `line` names that.
     - `code` is the exit code that a command would have given, `place` where it ran, `threads` what it computed with.
     """
 

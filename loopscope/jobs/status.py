@@ -1,4 +1,4 @@
-"""Where a job stands, by the notes on it: done, failed, stopped, running, waiting, or lost without a word."""
+"""Where a job stands, by the notes on it: done, failed, skipped, stopped, running, waiting, or lost without a word."""
 
 from __future__ import annotations
 
