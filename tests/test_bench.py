@@ -20,6 +20,7 @@ from loopscope.cli.bench.large import (
     precision_named,
     shape_named,
 )
+from loopscope.cli.bench.operations import Count, counted
 from loopscope.cli.bench.patching import patching_cases, time_case
 from loopscope.cli.bench.single import time_single
 from loopscope.cli.bench.sweeping import PLAIN_CELLS, SweepCase, time_sweep
@@ -92,6 +93,21 @@ def test_work_of_a_large_model_is_measured_both_ways() -> None:
     assert ways == [
         (way, batch, loops) for batch in (1, 8) for way, loops in (("transformers", 1), ("ours", 1), ("ours", 2))
     ]
+
+
+def test_operations_are_counted_without_views_and_do_not_grow_with_heads() -> None:
+    with Count() as count:
+        torch.ones(2, 2).view(4).add(1).view(2, 2) @ torch.zeros(2, 2)
+    assert (count.operations, count.products) == (4, 1)  # two fills, a sum, a product
+    model = stack_from_config(SHAPES["tiny"].config, 2).eval()
+    texts = torch.randint(0, 512, (2, 1, 9), generator=torch.Generator().manual_seed(0)).unbind()
+    one, all_heads = (
+        counted(model, "z", "", grid("z", loops=[2], layers=range(1, 5), heads=heads, rows=(8,)), texts)
+        for heads in ([0], range(4))
+    )
+    assert (one.cells, all_heads.cells) == (4, 16)
+    assert one.products == all_heads.products
+    assert all_heads.operations < 1.5 * one.operations
 
 
 def test_measurements_that_are_kept_are_not_made_again(tmp_path: Path) -> None:

@@ -71,6 +71,25 @@ def bench_patching(device: Device = "cpu", as_json: AsJson = False) -> None:
     )  # fmt: skip
 
 
+@bench_app.command("operations")
+def bench_operations(as_json: AsJson = False) -> None:
+    """Count the operations and matrix products of sweeps: what a GPU waits for, whatever its speed."""
+    import torch
+
+    from loopscope.cli.bench import operations as bench
+
+    choose_threads(SMALL)
+    with spinner() as log:
+        found = list(bench.bench_operations(log))
+    if as_json:
+        return print_json({"torch": torch.__version__, "cases": [asdict(each) for each in found]})
+    return print_table(
+        "Operations of torch but for views, and matrix products among them",
+        ("work", "cells", "operations", "products"),
+        ((each.work, f"{each.cells:,}", f"{each.operations:,}", f"{each.products:,}") for each in found),
+    )
+
+
 @bench_app.command("large")
 def bench_large(
     shape: Annotated[str, typer.Option(help="2.6b, 135m or tiny: the size of the looped Llama.")] = "tiny",

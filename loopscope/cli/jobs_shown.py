@@ -28,6 +28,7 @@ class _Shown:
 
     def __init__(self, shown: Display) -> None:
         self.shown = shown
+        self.reasons: set[str] = set()
 
     def __call__(self, event: Event, now: Standing) -> None:
         if event.what in ("probing", "stopping"):
@@ -43,6 +44,9 @@ class _Shown:
         self.shown.drop(event.job)
         if event.what in ("failed", "lost", "stopped"):
             note(f"loopscope: {event.job}: {event.what}: {event.text}")
+        if event.what == "waiting" and event.text not in {"", *self.reasons}:  # once, of however many jobs
+            self.reasons.add(event.text)
+            note(f"loopscope: {event.job}: waiting: {event.text}")
 
 
 class _Events:

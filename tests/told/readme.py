@@ -145,7 +145,7 @@ FAILED = Section(
         "patterns of the wrong loop rescue {large[wrong loop].k} of {large[wrong loop].n}, the right ones "
         "{large[rescue].k}; unsteered patterns at the other heads of these layers leave "
         "{large[complement damage].k}, at the chosen ones {large[damage].k}.",
-        "at all other heads, they leave {small[comparison damage].k} of {small[steered].k}.",
+        "at all other heads, they leave {small[comparison damage].k} of {small[comparison damage].n}.",
     ],
 )  # fmt: skip
 
@@ -203,6 +203,28 @@ def _sweeps(_: Evidence) -> Known:
             for each in _json("bench", "sweeps-cpu.json")["sweeps"]
         }
     }  # fmt: skip
+
+
+def _counted(_: Evidence) -> Known:
+    cases = _json("bench", "operations.json")["cases"]
+    return {
+        "counted": {
+            each["work"]: {key: f"{each[key]:,}" for key in ("cells", "operations", "products")} for each in cases
+        }
+    }  # fmt: skip
+
+
+def _operations(name: str) -> str:
+    return table_row(name, *(f"{{counted[{name}][{each}]}}" for each in ("cells", "operations", "products")))
+
+
+OPERATIONS = Section(
+    PERFORMANCE, "Operations", _counted,
+    [
+        *map(_operations, ("looped: heads", "looped: stream", "short: heads", "short: stream", "deep: one run")),
+        *map(_operations, ("deep: heads", "deep: patterns", "deep: stream", "deep: heads in all rows")),
+    ],
+)  # fmt: skip
 
 
 def _sweep(name: str, about: str) -> str:
@@ -268,4 +290,4 @@ TRAINING = Section(
     {"twelve maps fitted to them": lambda known: known["maps"] == 12},
 )  # fmt: skip
 
-SECTIONS = (MEASURED, BEYOND, FAILED, PATCHING, SWEEPS, TRAINING)
+SECTIONS = (MEASURED, BEYOND, FAILED, PATCHING, SWEEPS, OPERATIONS, TRAINING)

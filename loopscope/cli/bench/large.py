@@ -6,7 +6,6 @@ Weights are random: neither time nor memory depends on them.  Times are of the c
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from loopscope.models.stacks import stack_from_config
 from loopscope.program import F, Program, Run
 from loopscope.store.files import read, reporting
 
-ROUNDS, PLAIN_CELLS = 3, 4
+ROUNDS, CHECKED = 3, 4
 MOST = 2**20
 """Bytes of a file of measurements."""
 
@@ -70,9 +69,10 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class LargeTiming:
     """One piece of work both ways, in seconds (the median of several rounds in which both take turns).
 
-    `plain_s` of a sweep is that of all cells, from the mean of those that were run one by one.  `apart` is the largest
-    difference of logits between both ways, `spread` the standard deviation of the logits.  `peak` and `foreseen` are
-    bytes beside the model: what the device held at most, None where it does not say, and what was said beforehand.
+    `plain_s` of a sweep is a bare whole run for each cell: less than hooks take, which do something besides.  `apart`
+    is the largest difference of logits to the definition, in a few cells, and `spread` the standard deviation of the
+    logits.  `peak` and `foreseen` are bytes beside the model: what the device held at most, None where it does not
+    say, and what was said beforehand.
     """
 
     case: str
@@ -309,37 +309,35 @@ def _swept(
 
     found: list[Sweep] = []
     peak = _peak(lambda: found.append(ours()), device)
-    elapsed = in_turn({"ours": ours}, ROUNDS, device=device)["ours"]
+    ways: dict[str, Callable[[], object]] = {"ours": ours}
+    if plainly:
+        ways["plain"] = lambda: model.read(_loops_by_hand(model, tokens, model.loops)[-1][:, -1])
+    seconds = in_turn(ways, ROUNDS, device=device)
     plain_s, apart = None, None
     if plainly:
-        chosen = list(range(0, len(cells), max(1, len(cells) // PLAIN_CELLS)))[:PLAIN_CELLS]
-        plain_s, apart = _plainly(model, tokens, others, program, [cells[i] for i in chosen], source, device,
-                                  found[0].logits[chosen])  # fmt: skip
-        plain_s *= len(cells)
+        plain_s = seconds["plain"] * len(cells)
+        chosen = list(range(0, len(cells), max(1, len(cells) // CHECKED)))[:CHECKED]
+        apart = _apart(model, tokens, others, program, [cells[i] for i in chosen], source, found[0].logits[chosen])
     return LargeTiming(
-        name, about, len(cells), plain_s, elapsed, None if plain_s is None else plain_s / elapsed,
+        name, about, len(cells), plain_s, seconds["ours"], None if plain_s is None else plain_s / seconds["ours"],
         found[0].work.forwards, apart, float(found[0].base.float().std()), peak, said[0].peak,
     )  # fmt: skip
 
 
-def _plainly(
+def _apart(
     model: LanguageModel, tokens: Tensor, others: Tensor, program: Program, cells: list[Address], source: Run,
-    device: torch.device, ours: Tensor,
-) -> tuple[float, float]:  # fmt: skip
-    """Seconds of a cell as one whole run, its source computed beforehand; how far the logits are from ours."""
+    ours: Tensor,
+) -> float:  # fmt: skip
+    """How far the logits of these cells are from those of the definition."""
     memo: dict[tuple[Program, str], PlainRun] = {}
     inputs = {"main": tokens, "other": others}
     plain_run(model, inputs, program, name="other", memo=memo)
-    plain_run(model, inputs, program, memo=memo)
-    end = program.points[-1]
-    wait_for(device)
-    started, far = time.perf_counter(), 0.0
-    found = [plain_run(model, inputs, program.patch(cell, source), memo=memo).read(end)[:, -1:] for cell in cells]
-    wait_for(device)
-    seconds = (time.perf_counter() - started) / len(cells)
-    for mine, theirs in zip(ours, found, strict=True):
+    end, far = program.points[-1], 0.0
+    for cell, mine in zip(cells, ours, strict=True):
+        # A memo of its own: whole runs of a large model are not kept for the next cell.
+        theirs = plain_run(model, inputs, program.patch(cell, source), memo=dict(memo)).read(end)[:, -1:]
         far = max(far, float((mine.float() - theirs.float()).abs().max()))
-    return seconds, far
+    return far
 
 
 def _peak(work: Callable[[], object], device: torch.device) -> int | None:
