@@ -206,7 +206,7 @@ test("loops are told in few signs", () => {
 
 test("what a loop did is told from where the walk stood", () => {
   const walk = { graph: [1, 2, 3, 4, 0], start: 2, depth: 3 };
-  const trail = [4, 3, 0, 0, 3].map((node) => ({ node }));
+  const trail = [4, 3, 0, 0, 3].map((node) => ({ node, share: 0.9 }));
   const told = trail.map((_, at) => loopTold(walk, trail, at, at).trim());
   assert.deepEqual(told, [
     "Before the first loop.",
@@ -214,5 +214,24 @@ test("what a loop did is told from where the walk stood", () => {
     "Loop 2 walks two steps.",
     "Loop 3 stays.",
     "Loop 4 goes 3 steps on.",
+  ]);
+});
+
+test("an unsure readout is not told as a walk, and none is counted from it", () => {
+  const walk = { graph: [1, 2, 3, 4, 0], start: 2, depth: 3 };
+  const trail = [
+    { node: 4, share: 0.2 },
+    { node: 3, share: 0.9 },
+    { node: 0, share: 0.49 },
+    { node: 0, share: 0.5 },
+    { node: 1, share: 0.8 },
+  ];
+  const told = trail.map((_, at) => loopTold(walk, trail, at, at).trim());
+  assert.deepEqual(told, [
+    "Before the first loop.",
+    "Loop 1 walks one step.",
+    "Loop 2 is unsure.",
+    "Loop 3 is sure.",
+    "Loop 4 walks one step.",
   ]);
 });

@@ -13,6 +13,9 @@ import { valueAt } from "./contract.js";
 /** More than this would run over what stands beside. */
 const MOST_PARTS = 4;
 
+/** A readout that gives less than this to its likeliest node is told as unsure. */
+const SURE = 0.5;
+
 /** A short name of a point for an axis: the number of calls, or the map. @param {Point} point @returns {string} */
 export function pointName(point) {
   return point.map ? `J ${point.map}` : point.calls === 0 ? "start" : String(point.calls);
@@ -62,11 +65,14 @@ function distanceTold(walk, node) {
 
 /**
  * What a loop did to the readout, in words; the first one walks from the start, whatever was guessed before it.
- * @param {Walk} walk @param {{node: number}[]} trail the readout after each call @param {number} at its place there
- * @param {number} loop @returns {string}
+ * Steps are told only from one readout that is sure to another.
+ * @param {Walk} walk @param {{node: number, share: number}[]} trail the readout after each call
+ * @param {number} at its place there @param {number} loop @returns {string}
  */
 export function loopTold(walk, trail, at, loop) {
   if (at === 0) return "Before the first loop. ";
+  if (trail[at].share < SURE) return `Loop ${loop} is unsure. `;
+  if (loop > 1 && trail[at - 1].share < SURE) return `Loop ${loop} is sure. `;
   const steps = stepsTo(walk.graph, loop === 1 ? walk.start : trail[at - 1].node, trail[at].node);
   if (steps < 0) return `Loop ${loop} leaves the path. `;
   return `Loop ${loop} ${["stays", "walks one step", "walks two steps"][steps] ?? `goes ${steps} steps on`}. `;
