@@ -131,7 +131,8 @@ class Pieces:
     """A model: stacks by name, layers before and after the loop, and glue.
 
     - `injects`: whether a call looks at the input again, so that a run from a given state needs tokens, too;
-    - `draws`: whether the model has a start of its own, so that a seed means something.
+    - `starts`: whether the model has a start of its own, so that h_0 is not its input;
+    - `draws`: whether that is drawn, so that a seed means something.
     """
 
     model: LoopedModel
@@ -139,6 +140,7 @@ class Pieces:
     prelude: tuple[LayerPieces, ...]
     coda: tuple[LayerPieces, ...]
     injects: bool
+    starts: bool
     draws: bool
 
     @property
@@ -273,5 +275,6 @@ def pieces_of(model: LoopedModel) -> Pieces:
         tuple(map(LayerPieces.of, getattr(model, "prelude", None) or ())),
         tuple(map(LayerPieces.of, getattr(model, "coda", None) or ())),
         bool(getattr(model, "injects", hasattr(model, "enter"))),
+        hasattr(model, "start"),
         bool(getattr(model, "draws", hasattr(model, "start"))),
     )

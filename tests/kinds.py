@@ -236,6 +236,19 @@ class Drawn(Injection):
         return drawn.to(e.dtype).expand_as(e)
 
 
+class Fixed(Kind):
+    """A start that is learned: no seed changes it."""
+
+    draws = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Parameter(torch.empty(D))
+
+    def start(self, e: Tensor, seed: int) -> Tensor:
+        return e * 0.7 + self.begin * 4
+
+
 class Learned(Kind):
     """Learned positions: the input knows where it stands."""
 
@@ -282,6 +295,7 @@ KINDS: Mapping[str, Callable[..., Any]] = {
     "softcap": _kind(Kind, Capped),
     "gated": _kind(Kind, Gated),
     "drawn start": _kind(Drawn),
+    "fixed start": _kind(Fixed),
     "learned positions": _kind(Learned),
     "full, prelude and coda": _kind(Ends, Full),
     "everything": _kind(Whole),

@@ -45,6 +45,15 @@ def test_a_model_of_every_kind_fits_and_has_its_own_logits(kind: str) -> None:
     assert check_model(model, TOKENS, expected.float())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_executor_says_what_the_plain_run_says(kind: str) -> None:
+    model = KINDS[kind]()
+    for program in (Program(Program.parse(model.usual).steps), Program.parse(model.usual)):
+        plain = plain_run(model, {"main": TOKENS}, program)
+        for point, logits in run(model, TOKENS, program, read="all")[program].logits_at.items():
+            torch.testing.assert_close(logits, plain.read(point)[:, -1:], rtol=0, atol=1e-10)
+
+
 def natural(kind: str) -> tuple[Any, Any]:
     """A model, and how one would adapt it in the natural way: embed, the layers of the loop, and read."""
     whole, plain = KINDS[kind](), KINDS["simple"]()

@@ -174,8 +174,8 @@ class Plan:
             if self.sizes.part("prelude"):
                 node = self._step(node, Part("prelude", program.prelude), name)
             prelude = node
-            if program.start is not None or (pieces is not None and (pieces.draws or self.sizes.several)):
-                start = Seed(0) if program.start is None else program.start  # what a model draws where none is named
+            if program.start is not None or (pieces is not None and (pieces.starts or self.sizes.several)):
+                start = Seed(0) if program.start is None else program.start  # what a model begins with where none is named
                 node = self._step(node, Part("start", start=start), name)
         path = [node]
         for step in program.steps[:steps]:
