@@ -15,6 +15,7 @@ from loopscope.jobs import sweep
 from loopscope.jobs.sweeping import KIND
 from loopscope.store.store import Store
 from loopscope.studies.trained import instances
+from loopscope.threads import fixed_threads
 from tests.jobs_here import Here
 
 TOKENS = instances("tiny-test", 2, torch.device("cpu")).tokens[::20]
@@ -42,6 +43,18 @@ def test_parts_are_put_together_in_order(tmp_path: Path) -> None:
     assert again.tried == []
     with pytest.raises(InputError, match="no examples"):
         sweep("tiny-0", TOKENS[:0], *ASKED, maps=MAPS, store=tmp_path, on=again)
+
+
+def test_cutting_changes_no_bit_but_by_which_examples_go_together(tmp_path: Path) -> None:
+    """Parts are whole sweeps over the same slices, to the last bit where threads are the same."""
+    model, maps = load("tiny-0"), {"one": load_map(MAPS["one"])}
+    found = sweep("tiny-0", TOKENS, *ASKED, maps=MAPS, store=tmp_path, on=Here(), each=9)
+    assert isinstance(found, Sweep)
+    with fixed_threads(1):
+        parts = [whole_sweep(model, part, *ASKED, maps=maps) for part in TOKENS.split(9)]
+    assert len(parts) > 1
+    assert torch.equal(found.logits, torch.cat([each.logits for each in parts], 1))
+    assert torch.equal(found.base, torch.cat([each.base for each in parts]))
 
 
 @pytest.mark.slow
