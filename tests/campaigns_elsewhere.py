@@ -70,6 +70,14 @@ class Campaign:
         return [each["job"] for each in self.events if each["what"] == what]
 
 
+def until(so: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until something is so; AssertionError where it is not soon."""
+    last = time.monotonic() + seconds
+    while not so():
+        assert time.monotonic() < last
+        time.sleep(0.05)
+
+
 def once(what: str, do: Callable[[Event, Campaign], object]) -> Harm:
     """Harm at the first event of a kind that has a place."""
     done: list[Event] = []

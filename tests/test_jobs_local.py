@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ from loopscope.jobs.worker import ticket_text
 from loopscope.store.artefacts import BACKBONE, MAP
 from loopscope.store.store import Store
 from tests.campaign_toys import contents, fitting, small_graph, toy_graph, training, undisturbed_in
-from tests.campaigns_elsewhere import Campaign
+from tests.campaigns_elsewhere import Campaign, until
 from tests.jobs_here import Here
 from tests.toys import CPU, toy_map, toy_walk
 
@@ -148,6 +148,27 @@ def test_jobs_in_an_engines_queue_are_waiting_and_the_time_left_is_that_of_those
     assert seen[-1].left == pytest.approx(20, abs=0.2)
 
 
+def test_why_a_job_waits_is_told_once_and_stands_in_its_status(store: Store) -> None:
+    class Held(Here):
+        places = None
+
+        def start(self, ticket: Ticket, ended: Ended) -> None:
+            Journal(ticket.root, ticket.job.key).wait("nobody lets it in")
+            threading.Timer(2 * LOOK_EVERY + 1, ended, [Outcome("done")]).start()
+
+    told, states = Told(), list[tuple[str, str]]()
+    job = replace(walk(), what=f"{__name__}:SLOW")
+
+    def tell(event: Event, now: Standing) -> None:
+        told(event, now)
+        status = status_of(job, Journal(store.root, job.key))
+        states.append((status["state"], status["line"]))
+
+    run(Graph((job,)), store, Held(), tell=tell)
+    assert [each.text for each in told if each.what == "waiting"] == ["", "nobody lets it in"]
+    assert ("waiting", "nobody lets it in") in states
+
+
 def test_a_job_that_says_nothing_is_still_known_to_be_alive(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_of_jobs, "AT_FIRST", 0.01)
     job = replace(walk(), what=f"{__name__}:SLOW")
@@ -188,9 +209,7 @@ def test_gpus_of_this_machine_are_shared_by_what_jobs_need(store: Store, monkeyp
 
     for needed in (0.5, 2.0, 0.5, 1.0, 0.5):
         start(needed)
-    until = time.monotonic() + 10
-    while len(begun) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: len(begun) >= 3, 10)
     assert sorted(begun) == [(0.5, [0]), (0.5, [0]), (0.5, [1])]
     gate.set()
     for _ in range(5):
@@ -218,7 +237,8 @@ def test_a_mistake_is_not_tried_again_and_others_come_to_their_end(store: Store)
     assert told.of("skipped") == ["behind", "further"]
     noted = {job.name: status_of(job, journal) for job, journal in journals(store.root)}
     assert {name: each["state"] for name, each in noted.items()} == {
-        "wrong": "failed", "behind": "skipped", "further": "skipped", "train toy": "done", "fit toy-one on toy-0": "done",
+        "wrong": "failed", "behind": "skipped", "further": "skipped", "train toy": "done",
+        "fit toy-one on toy-0": "done",
     }  # fmt: skip
     assert noted["wrong"]["line"] in report.failures[0]
     assert noted["further"]["line"] == "not begun, as it waits for behind"
@@ -331,10 +351,7 @@ def test_a_driver_that_is_killed_leaves_nothing_behind_and_the_same_command_goes
                 driver.kill()
                 break
     workers = {int(now["place"].partition(":")[2]) for now in _running(store)}
-    until = time.monotonic() + 30
-    while any(map(_alive, workers)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(_alive, workers))
+    until(lambda: not any(map(_alive, workers)), 30)
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     events = [json.loads(line) for line in finished.stdout.splitlines()]
     assert "train toy" in {each["job"] for each in events if each["what"] in ("found", "done")}
@@ -400,15 +417,8 @@ def test_processes_that_work_together_stop_when_who_began_them_is_killed(store: 
         "run_together(ticket_of(sys.argv[1]))"
     )
     with subprocess.Popen([sys.executable, "-c", script, ticket_text(Ticket(job, store.root))]) as began:
-        _until(lambda: journal.read("running") is not None)
+        until(lambda: journal.read("running") is not None)
         began.kill()
     worker = int((journal.read("running") or {})["place"].partition(":")[2])
-    _until(lambda: not _alive(worker))
+    until(lambda: not _alive(worker))
     assert (journal.read("outcome") or {})["state"] == "stopped"
-
-
-def _until(so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < until
-        time.sleep(0.05)

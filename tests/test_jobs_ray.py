@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from loopscope.errors import InputError
+from loopscope.jobs.job import Graph
 from loopscope.store.store import Store
 from tests.campaign_toys import check_two_nodes, contents, small_graph, toy_graph, undisturbed_in
 from tests.campaigns_elsewhere import Campaign, Event, kill_driver, once, until_lost
-from tests.ray_cluster import Cluster, running
+from tests.ray_cluster import NODES, Cluster, running
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,11 +49,28 @@ def test_a_killed_node_and_a_killed_driver(cluster: Cluster, tmp_path: Path) -> 
     assert contents(campaign.store) == undisturbed_in(tmp_path, small_graph())
 
 
+def test_a_job_whose_nodes_have_all_died_waits_for_another(cluster: Cluster, tmp_path: Path) -> None:
+    """Only at its first try is a job refused that no node has room for."""
+    campaign = Campaign(Graph(small_graph(updates=400).jobs[:1]), tmp_path, f"ray:{cluster.address}")
+    killed: list[str] = []
+
+    def harm(event: Event, _: Any) -> None:
+        if event["what"] == "on" and event["done"] and not killed:
+            killed.append(event["place"])
+            for _node in range(NODES):
+                cluster.tell("kill")
+        if event["what"] == "waiting" and "0 of this Ray cluster's 1 have that" in event["text"]:
+            for _node in range(NODES):
+                cluster.tell("add")
+
+    assert campaign.run(harm, 0.5) == 0
+    assert campaign.told("lost") == ["train toy"]
+    assert contents(campaign.store) == undisturbed_in(tmp_path, Graph(small_graph(updates=400).jobs[:1]))
+
+
 def test_what_no_node_has_room_for_is_refused_and_so_is_a_cluster_that_is_not_there(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    from loopscope.jobs.job import Graph
-
     large = small_graph().jobs[0]
     large = type(large)(large.name, large.what, large.settings, needs=type(large.needs)(gpus=2.0))
     campaign = Campaign(Graph((large,)), tmp_path, f"ray:{cluster.address}")

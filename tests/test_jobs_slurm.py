@@ -14,15 +14,17 @@ import pytest
 
 from loopscope.errors import InputError
 from loopscope.jobs.engine import Ticket
-from loopscope.jobs.job import Graph, Job
+from loopscope.jobs.job import Graph, Job, Needs
 from loopscope.jobs.journal import Journal
-from loopscope.jobs.on_slurm import Slurm, _minutes
+from loopscope.jobs.on_slurm import Slurm, _minutes, never_begins, reason_to_wait
 from loopscope.jobs.outcome import Outcome
+from loopscope.jobs.status import status_of
 from loopscope.jobs.task import Place, Task
 from loopscope.store.artefacts import BACKBONE
+from loopscope.store.manifest import digest
 from loopscope.store.store import Store
 from tests.campaign_toys import check_two_nodes, contents, small_graph, toy_graph, undisturbed_in
-from tests.campaigns_elsewhere import Campaign, Event, kill_driver, kill_worker, once, slurm
+from tests.campaigns_elsewhere import Campaign, Event, kill_driver, kill_worker, once, slurm, until
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "slurm"
 
@@ -32,6 +34,26 @@ SCRIPT = Path(__file__).parents[1] / ".ci" / "slurm"
 )
 def test_limits_as_slurm_writes_them(limit: str, minutes: int) -> None:
     assert _minutes(limit) == minutes
+
+
+@pytest.mark.parametrize(
+    ("reason", "why", "state"),
+    [
+        ("Resources", "", None),
+        ("None", "", None),
+        ("QOSMaxJobsPerUserLimit", "QOSMaxJobsPerUserLimit", None),
+        ("(launch_failed_requeued_held)", "launch failed requeued held", "lost"),
+        ("launch failed requeued held", "launch failed requeued held", "lost"),
+        ("JobHeldUser", "JobHeldUser", "failed"),
+        ("JobHeldAdmin", "JobHeldAdmin", "failed"),
+        ("BadConstraints", "BadConstraints", "failed"),
+    ],
+)
+def test_reasons_to_wait(reason: str, why: str, state: str | None) -> None:
+    assert reason_to_wait(reason) == why
+    outcome = never_begins("7", why)
+    assert (None if outcome is None else outcome.state) == state
+    assert outcome is None or ("Slurm job 7 " in outcome.line and why in outcome.line)
 
 
 @slurm
@@ -128,6 +150,82 @@ def test_a_job_that_is_being_cancelled_is_not_taken_over_and_a_store_that_stumbl
     assert ended.get(timeout=90).state == "done"
     second.close()
     assert second.stumbled
+
+
+@slurm
+@pytest.mark.slow
+def test_why_a_job_waits_is_told_and_one_that_is_held_fails_and_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partition is down, then somebody holds it; released, it goes on."""
+    job, ended = Job("quick", f"{__name__}:QUICK"), queue.SimpleQueue[Outcome]()
+    journal = Journal(tmp_path, job.key)
+    journal.open(job)
+    engine = Slurm("tests")
+    _said("scontrol", "update", "PartitionName=tests", "State=DOWN")
+    try:
+        engine.start(Ticket(job, tmp_path), ended.put)
+        until(lambda: "PartitionDown" in status_of(job, journal)["line"])
+        assert status_of(job, journal)["state"] == "waiting"
+        (number,) = _said("squeue", "-h", "-o", "%i", "-n", _called(job, tmp_path))
+        _said("scontrol", "hold", number)
+        held = ended.get(timeout=60)
+        assert (held.state, f"Slurm job {number} is held (JobHeld" in held.line) == ("failed", True)
+    finally:
+        _said("scontrol", "update", "PartitionName=tests", "State=UP")
+    _said("scontrol", "release", number)
+    engine.start(Ticket(job, tmp_path), ended.put)
+    assert ended.get(timeout=60).state == "done"
+    engine.close()
+    assert len([*(tmp_path / ".jobs" / "slurm").glob("*_submitted.pkl")]) == 1
+
+
+def _called(job: Job, root: Path) -> str:
+    return f"loopscope-{job.key[:16]}-{digest(str(root.resolve()))[:8]}"
+
+
+@slurm
+@pytest.mark.slow
+def test_a_result_of_another_node_that_is_late_is_waited_for(tmp_path: Path) -> None:
+    """As on NFS: what the second node gave is not seen at the first look after the job's end."""
+
+    class Late(Slurm):
+        hidden = 0
+
+        def _outcome(self, each: Any, queued: bool) -> Outcome | None:
+            if queued or self.hidden:
+                return super()._outcome(each, queued)
+            result = each.job.task(1).paths.result_pickle
+            until(result.exists)
+            aside = result.rename(result.with_suffix(".aside"))
+            try:
+                self.hidden += 1
+                found = super()._outcome(each, queued)
+            finally:
+                aside.rename(result)
+            assert found is None
+            return found
+
+    job, ended = Job("quick", f"{__name__}:QUICK", needs=Needs(nodes=2)), queue.SimpleQueue[Outcome]()
+    Journal(tmp_path, job.key).open(job)
+    engine = Late("tests")
+    engine.start(Ticket(job, tmp_path), ended.put)
+    outcome = ended.get(timeout=120)
+    engine.close()
+    assert (outcome.state, engine.hidden) == ("done", 1)
+
+
+class _Quick(Task):
+    looks = False
+
+    def found(self, job: Job, store: Store) -> None:
+        return None
+
+    def run(self, job: Job, at: Place) -> dict[str, str]:
+        return {}
+
+
+QUICK = _Quick()
 
 
 @slurm

@@ -147,6 +147,7 @@ class _Driver:
         self.at_work: dict[str, float] = {}
         self.lost: dict[str, int] = {}
         self.avoid: dict[str, tuple[str, ...]] = {}
+        self.waits: dict[str, str] = {}
         self.ended: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
         self.looked = 0.0
         self._add(graph)
@@ -313,6 +314,11 @@ class _Driver:
                     time.monotonic() - since,
                 )  # fmt: skip
                 self.tell(event, self._standing())
+            elif name not in self.at_work:
+                why = str((Journal(self.store.root, self.jobs[name].key).read("waiting") or {}).get("line", ""))
+                if why and self.waits.get(name) != why:
+                    self.waits[name] = why
+                    self._say("waiting", name, why)
 
     def _say(self, what: str, name: str, text: str = "", place: str = "", seconds: float = 0.0) -> None:
         self.tell(Event(what, name, text, place, seconds=seconds), self._standing())  # type: ignore[arg-type]

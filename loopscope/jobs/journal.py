@@ -1,6 +1,7 @@
 """What is told of jobs, beside the artefacts of a store: `<store>/.jobs/<key>/`.
 
     job.json      the job, as a file of jobs has it
+    waiting.json  why it still waits, where that is unusual
     running.json  where it runs, since when, how far it is; renewed every few seconds
     log.txt       whatever it printed, try after try
     outcome.json  how the last try ended
@@ -58,7 +59,7 @@ class Journal:
         with reporting("write to", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._put("job.json", job.to_json())
-            for name in ("outcome.json", "running.json"):
+            for name in ("outcome.json", "running.json", "waiting.json"):
                 (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
@@ -83,6 +84,11 @@ class Journal:
         finally:
             over.set()
             thread.join()
+
+    def wait(self, line: str) -> None:
+        """Note why it still waits; empty, where that is nothing unusual; as `pulse`, best effort."""
+        with suppress(OSError):
+            self._put("waiting.json", {"line": line})
 
     def end(self, outcome: Outcome) -> None:
         """Note how the try ended; as `pulse`, best effort."""

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,11 +21,18 @@ from typing import Any
 import loopscope
 from loopscope.errors import InputError
 from loopscope.jobs.engine import Ended, Engine, Ticket
+from loopscope.jobs.journal import Journal
 from loopscope.jobs.outcome import Outcome, lost
 from loopscope.jobs.perform import perform
 from loopscope.jobs.together import free_port, run_together
 from loopscope.jobs.worker import logged, ticket_of, ticket_text
 from loopscope.models.extras import extra
+
+ROOM = 300.0
+"""Seconds that a job which lost its node waits for another one that is large enough."""
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks at the nodes, meanwhile."""
 
 
 def do(text: str) -> dict[str, Any]:
@@ -65,10 +73,34 @@ class Ray(Engine):
             first = " ".join(str(error).split())[:200]
             raise InputError(f"no Ray cluster at {address!r}: {first} (nearest: `ray start --head`)") from None
         self._running: dict[str, Any] = {}
-        self._lock = threading.Lock()
+        self._lock, self._closing = threading.Lock(), threading.Event()
 
     def start(self, ticket: Ticket, ended: Ended) -> None:
-        """Hand the job to Ray's queue."""
+        """Hand the job to Ray's queue; InputError for one that no node has room for, unless it was begun before.
+
+        Then a node that was large enough has just died, and another one is waited for.
+        """
+        try:
+            self._submit(ticket, ended)
+        except InputError:
+            if not ticket.again:
+                raise
+            threading.Thread(target=self._wait, args=(ticket, ended), daemon=True).start()
+
+    def _wait(self, ticket: Ticket, ended: Ended) -> None:
+        """Begin as soon as there is room; failed where there is none for `ROOM` seconds."""
+        until = time.monotonic() + ROOM
+        while not self._closing.wait(LOOK_EVERY):
+            try:
+                return self._submit(ticket, ended)
+            except InputError as error:
+                Journal(ticket.root, ticket.job.key).wait(f"for a node: {error}")
+                if time.monotonic() > until:
+                    return ended(Outcome("failed", line=f"{error}; waited {ROOM:.0f} s for one", code=error.exit_code))
+            except Exception as error:  # the cluster is gone, and nobody hears a thread die
+                return ended(_lost(error))
+
+    def _submit(self, ticket: Ticket, ended: Ended) -> None:
         needs = ticket.job.needs
         fit = self._with_room(needs.cpus, needs.gpus, needs.nodes)
         if needs.processes > 1:
@@ -81,6 +113,7 @@ class Ray(Engine):
 
     def close(self, leave: bool = False) -> None:
         """Cancel what runs, and let go of the cluster; Ray ends a driver's tasks with it."""
+        self._closing.set()
         with self._lock:
             running = [*self._running.values()]
         for each in running:

@@ -25,7 +25,7 @@ from typing import Any
 
 from loopscope.errors import InputError, LoopscopeError, nearest
 from loopscope.jobs.engine import Ended, Engine, Ticket
-from loopscope.jobs.journal import DIGITS, FOLDER
+from loopscope.jobs.journal import DIGITS, FOLDER, Journal
 from loopscope.jobs.outcome import Outcome, lost
 from loopscope.jobs.perform import perform
 from loopscope.jobs.together import run_together
@@ -48,6 +48,9 @@ ENDINGS = {
     "DEADLINE": "its deadline passed",
 }
 """States after which trying again would not help, and how they are told."""
+
+PLAIN = ("None", "Resources", "Priority", "BeginTime", "Dependency", "Cleaning", "Prolog", "")
+"""Reasons to wait that are worth no word: a job of them begins by itself."""
 
 
 class Work:
@@ -79,13 +82,24 @@ class Work:
 
 
 @dataclass
+class _Queued:
+    """A job as the queue shows it; `reason` says why it does not run."""
+
+    name: str
+    state: str
+    reason: str
+
+
+@dataclass
 class _Followed:
-    """A job in the queue, or just out of it since `gone`."""
+    """A job in the queue, or just out of it since `gone`; `why` is what was last noted of its wait."""
 
     id: str
     job: Any
     ended: Ended
+    journal: Journal
     gone: float | None = None
+    why: str = ""
 
 
 class Slurm(Engine):
@@ -110,14 +124,15 @@ class Slurm(Engine):
         folder = ticket.root / FOLDER / "slurm"
         # One that is being ended, such as by who cancelled it a moment ago, gives nothing any more.
         queue = self._queue().items()
-        there = [number for number, (called, state) in queue if called == name and state != "COMPLETING"]
+        there = [number for number, each in queue if each.name == name and each.state != "COMPLETING"]
         if there:
             tasks = list(range(ticket.job.needs.nodes))
             job: Any = self._submitit.SlurmJob(folder=folder, job_id=there[0], tasks=tasks)
         else:
             job = self._submit(ticket, name, folder)
         with self._lock:
-            self._followed[str(job.job_id)] = _Followed(str(job.job_id), job, ended)
+            journal = Journal(ticket.root, ticket.job.key)
+            self._followed[str(job.job_id)] = _Followed(str(job.job_id), job, ended, journal)
         if self._thread is None:
             self._thread = threading.Thread(target=self._follow, daemon=True)
             self._thread.start()
@@ -128,8 +143,7 @@ class Slurm(Engine):
         with self._lock:
             left = [*self._followed]
         if left and not leave:
-            with suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(["scancel", *left], capture_output=True, timeout=60, check=False)
+            _cancel(left)
         if self._thread is not None:
             self._thread.join(60)
 
@@ -167,13 +181,13 @@ class Slurm(Engine):
             raise InputError(f"no partition {self.partition!r}; there are {names}{nearest(self.partition, limits)}")
         return _minutes(limits[self.partition])
 
-    def _queue(self) -> dict[str, tuple[str, str]]:
-        """Name and state of this user's jobs by number; a controller that does not answer is asked again."""
+    def _queue(self) -> dict[str, _Queued]:
+        """This user's jobs by number; a controller that does not answer is asked again."""
         for _ in range(30):
-            found = _lines(["squeue", "-a", "-h", "-u", getpass.getuser(), "-o", "%i|%j|%T"])
+            found = _lines(["squeue", "-a", "-h", "-u", getpass.getuser(), "-o", "%i|%j|%T|%r"])
             if found is not None:
                 parts = (line.split("|") for line in found)
-                return {each[0]: (each[1], each[2]) for each in parts if len(each) == 3}
+                return {each[0]: _Queued(*each[1:]) for each in parts if len(each) == 4}
             if self._closing.wait(2.0):
                 break
         raise LoopscopeError("Slurm does not answer: `squeue` failed for a minute")
@@ -192,11 +206,23 @@ class Slurm(Engine):
             for each in followed:
                 outcome = None
                 with suppress(OSError):  # a shared file system that stumbles is asked again; jobs go on
-                    outcome = self._outcome(each, each.id in queue)
+                    outcome = self._stuck(each, queue[each.id]) if each.id in queue else None
+                    outcome = outcome or self._outcome(each, each.id in queue)
                 if outcome is not None:
                     with self._lock:
                         self._followed.pop(each.id, None)
                     each.ended(outcome)
+
+    def _stuck(self, each: _Followed, now: _Queued) -> Outcome | None:
+        """The outcome of a job that would pend for ever; None for others, whose unusual reasons to wait are noted."""
+        why = reason_to_wait(now.reason) if now.state == "PENDING" else ""
+        if why != each.why:
+            each.why = why
+            each.journal.wait(why and f"Slurm job {each.id} pends: {why}")
+        outcome = never_begins(each.id, why)
+        if outcome is not None and not is_held(why):
+            _cancel([each.id])
+        return outcome
 
     def _outcome(self, each: _Followed, queued: bool) -> Outcome | None:
         """The outcome of a job that has left the queue; None while it is there, or its result may be late."""
@@ -205,7 +231,7 @@ class Slurm(Engine):
             return None
         if each.gone is None:
             each.gone = time.monotonic()
-        if each.job.paths.result_pickle.exists():
+        if all(each.job.task(number).paths.result_pickle.exists() for number in range(each.job.num_tasks)):
             try:
                 return Outcome.from_json(each.job.results()[0])
             except Exception as error:  # what submitit caught on the node, or could not read
@@ -217,6 +243,37 @@ class Slurm(Engine):
         if time.monotonic() - each.gone < LATE and not state.startswith("NODE_FAIL"):
             return None
         return lost(f"Slurm job {each.id} ended {state or 'without a word'}", nodes)
+
+
+def reason_to_wait(reason: str) -> str:
+    """Why a job pends, as `squeue` says it; empty for `PLAIN` reasons."""
+    said = reason.strip("() ").replace("_", " ")
+    return "" if said in PLAIN else said
+
+
+def is_held(why: str) -> bool:
+    """Whether somebody holds the job back, who can release it."""
+    return why.startswith("JobHeld")
+
+
+def never_begins(number: str, why: str) -> Outcome | None:
+    """The outcome of a job that pends for such a reason, if it would for ever.
+
+    What could not be launched is lost, as another node may do it; what is held, or asks for what no node has, failed.
+    """
+    if is_held(why):
+        line = f"is held ({why}); `scontrol release {number}`, then the same command, goes on with it"
+        return Outcome("failed", line=f"Slurm job {number} {line}", code=1)
+    if why.startswith("launch failed"):
+        return lost(f"Slurm job {number} could not be launched ({why})")
+    if why == "BadConstraints":
+        return Outcome("failed", line=f"Slurm job {number} asks for what no node has ({why})", code=1)
+    return None
+
+
+def _cancel(numbers: list[str]) -> None:
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(["scancel", *numbers], capture_output=True, timeout=60, check=False)
 
 
 def _state(number: str) -> tuple[str, str]:

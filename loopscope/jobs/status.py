@@ -20,6 +20,8 @@ def status_of(job: Job, journal: Journal) -> dict[str, Any]:
         state = str(outcome.get("state", "failed"))
     elif running is not None:
         state = "running" if time.time() - float(running.get("at", 0)) < ALIVE else "lost"
+    else:
+        notes = journal.read("waiting") or notes
     if state != "done" and _in_store(job, journal):
         state = "done"
     return {
