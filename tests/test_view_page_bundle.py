@@ -103,6 +103,9 @@ def test_what_was_not_recorded_is_hatched_and_says_how_to_get_it(browser: Browse
         page.get_by_label("Map before loop 2").select_option("two")
         settled(page)
         assert page.locator(".unrecorded").count() == 1
+        # What was drawn before is of another run: nothing of it is told, and nothing shows through.
+        assert not page.locator(".unrecorded figcaption").first.is_visible()
+        assert not page.locator(".sentence").first.is_visible()
         assert "background-image" in page.evaluate(
             "() => { const style = getComputedStyle(document.querySelector('.unrecorded'), '::after');"
             " return style.backgroundImage.includes('gradient') ? 'background-image' : 'none'; }"
@@ -111,6 +114,7 @@ def test_what_was_not_recorded_is_hatched_and_says_how_to_get_it(browser: Browse
         assert page.get_by_label("Program", exact=True).input_value() == "F J:two F6"
         page.get_by_label("Map before loop 2").select_option("")
         assert "stays" in sentence(page)
+        assert page.locator(".sentence").first.is_visible()
         assert page.locator(".unrecorded").count() == 0
         field = page.get_by_label("Program", exact=True)
         field.fill("F7 nonsense")

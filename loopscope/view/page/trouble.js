@@ -15,7 +15,8 @@ export function commandLine(text) {
 }
 
 /**
- * A place where trouble is told, above what it concerns; what was shown before stays, but hatched.
+ * A place where trouble is told, above what it concerns; what was shown before stays; where nothing was recorded it is hidden,
+ * as its captions speak of another run, and its place is hatched.
  * @param {Hello} hello @param {HTMLElement} stage what cannot be brought up to date
  */
 export function troublePlace(hello, stage) {
