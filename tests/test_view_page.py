@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import loopscope
+from loopscope.address import COMPONENTS
 
 PAGE = Path(loopscope.__file__).parent / "view" / "page"
 CHECKS = Path(__file__).parent / "view_page"
@@ -86,6 +88,18 @@ def tools() -> Path:
 def test_the_logic_of_the_page_is_right() -> None:
     done = subprocess.run(["node", "--test"], cwd=CHECKS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+@needs_node
+def test_every_component_has_words_of_its_own() -> None:
+    code = f"console.log(JSON.stringify((await import({json.dumps((PAGE / 'patch.js').as_uri())})).PARTS))"
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", code], cwd=CHECKS, capture_output=True, text=True, check=True
+    )
+    titles = json.loads(done.stdout)
+    assert [*titles] == [*COMPONENTS]
+    assert len(set(titles.values())) == len(titles)
+    assert not any("_" in each for each in titles.values())
 
 
 @needs_node

@@ -30,6 +30,7 @@ export const PARTS = /** @type {Record<string, string>} */ ({
   pattern: "pattern",
   z: "head output",
   attn_out: "attention output",
+  mlp_hidden: "MLP units",
   mlp_out: "MLP output",
 });
 
