@@ -129,6 +129,12 @@ def test_a_map_is_put_between_two_calls(page: Page) -> None:
     assert page.get_by_label("Program", exact=True).input_value() == "F8"
 
 
+def test_the_start_keeps_its_name_when_a_loop_comes_back_to_it(page: Page) -> None:
+    for program, told in (("F6", "start"), ("F6+J:two+F", "start · 7")):
+        at(page, f"view=walk&program={program}&input=walk-2")
+        assert [text for text in page.locator(".graph .tag").all_text_contents() if "start" in text] == [told]
+
+
 def test_loops_are_played(page: Page) -> None:
     at(page, "view=walk&program=F6+J:two+F&loop=5")
     page.get_by_role("button", name="Play the loops one after the other").click()

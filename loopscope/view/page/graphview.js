@@ -175,13 +175,14 @@ export function graphView() {
         const angle = ring.radius ? Math.atan2(spot.y - ring.y, spot.x - ring.x) : Math.PI / 2;
         // Inside the ring there is room, and arrows do not pass.
         const loops = visits.get(node) ?? [];
-        const text = loopsTold(loops);
+        const told = loopsTold(loops);
+        const text = node === walk.start ? ["start", told].filter(Boolean).join(" · ") : told;
         const wide = Math.max(0, text.length - 1) * 3.3 * Math.abs(Math.cos(angle));
         const near = ring.radius > NODE * 2.2 ? -(NODE + 15 + wide) : NODE + 14 + wide;
         const x = spot.x + near * Math.cos(angle);
         const y = spot.y + near * Math.sin(angle);
         const on = trail[loop]?.node === node && loops.length ? "on" : "";
-        return svg("text", { x, y, class: `tag ${on}` }, node === walk.start && !text ? "start" : text);
+        return svg("text", { x, y, class: `tag ${on}` }, text);
       }),
     );
     walker.style.display = here < 0 ? "none" : "";
