@@ -16,9 +16,12 @@ import torch
 from huggingface_hub import constants
 
 from loopscope import load, load_map
+from loopscope.errors import DamagedError
 from loopscope.models.passes import states
 from loopscope.models.text import load_tokenizer
 from loopscope.program import Program
+from loopscope.tasks.examples import examples, split
+from loopscope.training.lm.learned import overlap_of_map, prompt_hash, read_learned
 from loopscope.training.lm.new_model import Shape, write_new
 from tests.commands import loopscope
 
@@ -116,6 +119,71 @@ def test_all_weights_learn_a_task_in_a_chat(here: Path, capsys: pytest.CaptureFi
     assert told(capsys, *learn)["history"] == found["history"]  # looked up
     before, after = load("tiny").state_dict(), load("learned").state_dict()
     assert any(not torch.equal(before[name].float(), after[name].float()) for name in before)
+
+
+def test_what_was_learned_from_is_not_called_held_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fitted by the field `split`; asked by a file without it, whose hash holds out others."""
+    rows = [json.loads(line) for line in (here / "some.jsonl").read_text(encoding="utf-8").splitlines()]
+    learned = {row["prompt"] for row in rows if row["split"] == "train"}
+    for row in rows:
+        del row["split"]
+    (here / "bare.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    told(capsys, "finetune", "tiny", "--task", "some.jsonl", "--out", "walker", *FEW)
+    fit = told(capsys, "fit", "walker", "--task", "some.jsonl", "--program", MINE, *FEW, "--out", "mine")
+    assert fit["learned"] == {"walker": 0}
+    asked = ("evaluate", "walker", "--program", MINE, "--map", "mine", "--task")
+    assert told(capsys, *asked, "some.jsonl")["learned"] == {"walker": 0, "J:mine": 0}
+
+    held = [each for each in split(examples(here / "bare.jsonl")).held_out if each.prompt in learned]
+    assert held
+    found = told(capsys, *asked, "bare.jsonl")
+    assert found["learned"] == {"walker": len(held), "J:mine": len(held)}
+    assert "held out" not in found["how"]
+    code, out, _ = loopscope(capsys, "lm", *asked, "bare.jsonl")
+    text = " ".join(out.split())
+    assert code == 0
+    assert f"J:mine was fitted to {len(held)} of the {found['tables'][0]['rows'][0]['n']} examples asked here." in text
+    assert f"walker was fine-tuned on {len(held)} of" in text
+    assert "held out" not in text
+    every = told(capsys, *asked, "bare.jsonl", "--all")
+    assert every["learned"] == dict.fromkeys(("walker", "J:mine"), len(learned))
+
+    told(capsys, "fit", "tiny", "--task", "bare.jsonl", "--program", MINE, *FEW, "--out", "other")
+    again = told(capsys, "fit", "walker", "--task", "bare.jsonl", "--program", MINE, *FEW)
+    assert again["learned"] == {"walker": len(held)}  # what is held out of the map, the model has seen
+
+
+def test_without_a_list_of_prompts_digests_are_compared(here: Path) -> None:
+    data = split(examples(here / "some.jsonl"))
+    about = {"examples": {"sha256": {"train": data.train.digest, "held_out": data.held_out.digest}}}
+    for name, content in (("older", about), ("drawn", {"recipe": {"loops": 2}})):
+        (here / name).mkdir()
+        (here / name / "fitted.json").write_text(json.dumps(content), encoding="utf-8")
+    known = overlap_of_map("mine", here / "older", data.held_out)
+    assert known is not None
+    assert known.clear
+    unsure = overlap_of_map("mine", here / "older", data.train)
+    assert unsure is not None
+    assert unsure.shared is None
+    assert "may have learned from some examples asked here" in unsure.text
+    assert overlap_of_map("mine", here / "drawn", data.train) is None
+    (here / "older" / "learned.json").write_text('{"prompts": "abc"}', encoding="utf-8")
+    with pytest.raises(DamagedError, match="hashes of 16 digits"):
+        overlap_of_map("mine", here / "older", data.train)
+
+
+def test_a_model_that_is_trained_again_keeps_what_it_had_learned(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (here / "some.jsonl").read_text(encoding="utf-8").splitlines()
+    halves = rows[::2], rows[1::2]
+    source = "tiny"
+    for number, some in enumerate(halves):
+        (here / f"half-{number}.jsonl").write_text("\n".join(some), encoding="utf-8")
+        told(capsys, "finetune", source, "--task", f"half-{number}.jsonl", "--out", f"learned-{number}", *FEW)
+        source = f"learned-{number}"
+    learned = {prompt_hash(each) for each in split(examples(here / "some.jsonl")).train}
+    assert read_learned(here / source) == learned
 
 
 @pytest.mark.slow

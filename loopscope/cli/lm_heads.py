@@ -13,7 +13,7 @@ from loopscope.bounds import BATCH, whole
 from loopscope.cli.app import AsJson, print_json, print_table, prose, say
 from loopscope.cli.display import spinner
 from loopscope.cli.lm import check_out, lm_app, quiet_transformers
-from loopscope.cli.lm_task import HeldOut, command, model_with_maps, split_of
+from loopscope.cli.lm_task import HeldOut, command, model_with_maps, overlaps, shared, split_of, tell
 from loopscope.cli.options import AnyMap, Chat, LanguageModel, MapFolder, bundled
 from loopscope.errors import InputError
 from loopscope.store.outputs import write_file
@@ -74,6 +74,7 @@ def lm_find_heads(
         check_report(asked.report)
     data = split_of(task, asked, learned=False)
     (name,) = names_in(program)
+    known = overlaps(asked.folder, {name: asked.steering}, data.held_out)
     with spinner() as log:
         log("loading")
         given = model_with_maps(
@@ -85,7 +86,7 @@ def lm_find_heads(
         )
     report = {
         "folder": str(asked.folder), "task": data.held_out.name, "sha256": data.held_out.digest, "how": data.how,
-        "dtype": asked.dtype, "map": given.provenance[name].notes, **found.to_dict(),
+        "dtype": asked.dtype, "learned": shared(known), "map": given.provenance[name].notes, **found.to_dict(),
     }  # fmt: skip
     if asked.out is not None:
         text = f"{json.dumps(report, indent=1)}\n".encode()
@@ -94,6 +95,7 @@ def lm_find_heads(
     if asked.as_json:
         return print_json(report)
     _print(found, f"{asked.folder} on {data.held_out.name}", given.model.heads)
+    tell(known)
     prose(f"J:{name}: {given.provenance[name].text}")
     for written in filter(None, (asked.out, page)):
         say(f"written: {written}")

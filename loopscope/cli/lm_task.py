@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from loopscope.models.with_maps import ModelWithMaps
     from loopscope.program import Program
     from loopscope.store.store import Store
-    from loopscope.tasks.examples import Split
+    from loopscope.tasks.examples import Examples, Split
     from loopscope.training.job import Settings
+    from loopscope.training.lm.learned import Overlap
 
 MAPS = Annotated[
     list[str] | None,
@@ -109,15 +110,41 @@ def model_with_maps(
     dtype: torch.dtype, fitted: bool = False,
 ) -> ModelWithMaps:  # fmt: skip
     """The model and maps that options name; `fitted`: one more map may be missing, which is to be fitted."""
-    from loopscope.models.with_maps import load_with_maps, names_of, places_of
+    from loopscope.models.with_maps import load_with_maps
 
-    places = places_of(maps or (), names_of(programs))
-    found = {name: map_named(Path(place)) for name, place in places.items()}
+    found = map_folders(maps, programs)
     choose_threads(weights_in(asked.folder))
     return load_with_maps(
         asked.folder, programs, found, boundary=asked.ending, loop=asked.loop, device=asked.place, dtype=dtype,
         any_map=any_map, chat=chat, missing=int(fitted),
     )  # fmt: skip
+
+
+def map_folders(maps: Iterable[str] | None, programs: list[Program]) -> dict[str, Path]:
+    """The folders of the maps that options name, by what programs call them."""
+    from loopscope.models.with_maps import names_of, places_of
+
+    return {name: map_named(Path(place)) for name, place in places_of(maps or (), names_of(programs)).items()}
+
+
+def overlaps(folder: Path, maps: Mapping[str, Path], asked: Examples) -> list[Overlap]:
+    """How many of these examples a model and its maps have learned, for each of them that learned from examples."""
+    from loopscope.training.lm.learned import overlap_of_map, overlap_of_model
+
+    found = [overlap_of_model(folder, asked), *(overlap_of_map(name, each, asked) for name, each in maps.items())]
+    return [each for each in found if each is not None]
+
+
+def tell(found: Iterable[Overlap]) -> None:
+    """A line for each that has learned from examples which were asked, or may have."""
+    for each in found:
+        if not each.clear:
+            prose(f"{each.text}.")
+
+
+def shared(found: Iterable[Overlap]) -> dict[str, int | None]:
+    """For a report: of how many examples asked each has learned; None where it does not say."""
+    return {each.who: each.shared for each in found}
 
 
 # ---- fit and finetune ------------------------------------------------------------------------------------------------
@@ -150,14 +177,18 @@ def fit_task(
             given.model, data, program, map=family, tokenizer=given.tokenizer, maps=given.maps, folder=given.folder,
             store=target, settings=settings, log=doing, **values,
         )  # fmt: skip
+    known = overlaps(model.folder, map_folders(asked.maps, [program]), data.held_out)
     if out is not None:
         done.save(out, command())
     address = None if sent is None or out is None else upload.push(out, sent)
     if as_json:
-        return print_json({"out": None if out is None else str(out), "hub": address, **done.to_dict()})
+        return print_json(
+            {"out": None if out is None else str(out), "hub": address, "learned": shared(known), **done.to_dict()}
+        )
     _print_right(f"J:{done.recipe.fitted} in {program}, {done.updates:,} updates", done.measured)
     for sentence in statement(done.measured):
         prose(sentence)
+    tell(known)
     say(f"kept in {target.root} as {(done.key or '')[:16]}" if out is None else f"saved: {out}")
     if address is not None:
         say(f"uploaded: {address}")
@@ -185,9 +216,11 @@ def finetune_task(
             given.model, given.folder, data, out, target, program=program, tokenizer=given.tokenizer, maps=given.maps,
             settings=settings, log=doing, **values,
         )  # fmt: skip
+    known = overlaps(model.folder, map_folders(asked.maps, [program]), data.held_out)
     if as_json:
-        return print_json(done.to_dict())
+        return print_json({"learned": shared(known), **done.to_dict()})
     _print_right(f"{out}: {program}, {done.finished.updates:,} updates", done.measured)
+    tell(known)
 
 
 def _values(asked: TaskOptions, changes: list[str] | None, updates: int | None, read: Any) -> dict[str, Any]:
@@ -258,11 +291,12 @@ def lm_evaluate(
     shape = outline(asked.folder, boundary=asked.ending, loop=asked.loop)
     programs = [Program.parse(each) for each in program or ()] or [shape.program()]
     if asked.every:
-        found = examples(task)
-        how = f"all {len(found):,} examples"
+        found, how = examples(task), "all {:,} examples"
     else:
         data = split_of(task, asked, learned=False)
-        found, how = data.held_out, f"{len(data.held_out):,} examples held out, {data.how}"
+        found, how = data.held_out, f"{{:,}} examples held out, {data.how}"
+    known = overlaps(asked.folder, map_folders(asked.maps, programs), found)
+    how = (how if all(each.clear for each in known) else how.replace(" held out", "")).format(len(found))
     with spinner() as log:
         log("loading")
         given = model_with_maps(asked, asked.maps, asked.any_map, programs, asked.chat, asked.precision)
@@ -271,9 +305,11 @@ def lm_evaluate(
     if asked.as_json:
         return print_json({
             "folder": str(asked.folder), "task": found.name, "sha256": found.digest, "how": how, "dtype": asked.dtype,
-            "maps": {name: each.notes for name, each in given.provenance.items()}, **measured.to_dict(),
+            "learned": shared(known), "maps": {name: each.notes for name, each in given.provenance.items()},
+            **measured.to_dict(),
         })  # fmt: skip
     _print_right(f"{asked.folder} on {found.name}: {how}", measured)
+    tell(known)
     differences = measured.differences()
     if differences.rows:
         first = measured.conditions[0].name

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -372,11 +373,12 @@ def _shares(answers: Mapping[int, tuple[int, int]]) -> dict[str, float]:
 
 def trained_folder(
     out: Path, source: Path, weights: Mapping[str, Tensor], saved: str, about: Mapping[str, Any],
-    result: Mapping[str, Any],
+    result: Mapping[str, Any], more: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
 ) -> str:  # fmt: skip
     """The folder of a trained model: what is in `source` beside weights, and new weights in the precision named.
 
-    Gives the SHA-256 of the weights.
+    `more` are JSON files by name; one that is None is left out, even where `source` has it.  Gives the SHA-256 of the
+    weights.
     """
     left = (".safetensors", ".safetensors.index.json", *PICKLES)
     dtype = PRECISIONS[saved]
@@ -384,8 +386,8 @@ def trained_folder(
         key: str(dtype).removeprefix("torch.") if key in ("dtype", "torch_dtype") else value
         for key, value in read_config(source).items()
     }
-    texts = {CONFIG: config, LOOPED: about, HISTORY: result}
-    stays = (*texts, SUMS, MANIFEST)  # what lists files lists those of `source`
+    texts = {CONFIG: config, LOOPED: about, HISTORY: result, **{name: e for name, e in more.items() if e is not None}}
+    stays = (*texts, *more, SUMS, MANIFEST)  # what lists files lists those of `source`
     others = [file for file in sorted(source.iterdir()) if file.is_file() and not file.name.endswith(left)]
     rounded = {name: each.to(dtype) for name, each in weights.items()}
     return write_folder(out, rounded, texts, [file for file in others if file.name not in stays])

@@ -41,6 +41,7 @@ from loopscope.store.store import Store
 from loopscope.tasks.examples import Example, Examples, Split, examples, split
 from loopscope.training import job
 from loopscope.training.lm.jobs import HISTORY, KEPT_HISTORY, finished_of, trained_folder
+from loopscope.training.lm.learned import LEARNED, listed
 from loopscope.training.lm.memory import plan
 from loopscope.training.lm.processes import Processes, several
 from loopscope.training.lm.task_data import TaskChecks, TaskData, TaskLoss
@@ -374,7 +375,8 @@ class _Tuning(_Job):
         result = {"updates": trainer.update, "history": trainer.history, "tokens": trainer.tokens,
                   "seconds": trainer.seconds}  # fmt: skip
         weights = {name.removeprefix("model."): each for name, each in trainer.weights.items()}
-        trained_folder(self.out, self.folder, weights, given.recipe.saved, about, result)
+        learned = {LEARNED: listed(given.data.train, self.folder)}
+        trained_folder(self.out, self.folder, weights, given.recipe.saved, about, result, learned)
         return self._measured(model.requires_grad_(False), result)
 
     def _measured(self, model: LoopedModel, result: Mapping[str, Any]) -> Tuned:

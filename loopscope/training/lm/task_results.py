@@ -17,6 +17,7 @@ from loopscope.table import Table
 from loopscope.tasks.examples import Split
 from loopscope.training.lm.cards import card
 from loopscope.training.lm.jobs import Finished
+from loopscope.training.lm.learned import learned_file
 from loopscope.training.lm.task_recipe import TaskRecipe
 
 
@@ -50,6 +51,7 @@ class FittedMap(Tabular):
     def save(self, folder: str | Path, command: str = "") -> None:
         """Save the map as a new folder in PEFT's convention of files, with what it was fitted to and a model card."""
         beside = {FITTED: canonical(dict(self.about), FITTED) + b"\n"} if WEIGHTS_SHA in self.about else {}
+        beside |= learned_file(self.data.train)
         save_map(self.map, folder, beside, base=self.base, card=card(self, command))
 
     def to_dict(self) -> dict[str, Any]:
