@@ -14,7 +14,7 @@ from typing import Any
 
 from loopscope.cli.reproducing import evidence_of
 from loopscope.studies.measured import rows
-from loopscope.view.tour import FILE, OF, STOPS
+from loopscope.view.tour import FILE, STOPS
 
 HERE = Path(__file__).parents[1] / "loopscope" / "view" / FILE
 
@@ -23,21 +23,21 @@ def numbers(found: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The numbers of every stop among all that was measured; ValueError where one is not there exactly once."""
     every = list(found)
     return {
-        stop.id: {name: _number(every, *asked) for name, asked in stop.numbers.items()} for stop in STOPS
+        stop.id: {name: _number(every, stop.of, *asked) for name, asked in stop.numbers.items()} for stop in STOPS
     }  # fmt: skip
 
 
-def _number(every: list[Mapping[str, Any]], quantity: str, at: Mapping[str, Any]) -> dict[str, Any]:
+def _number(every: list[Mapping[str, Any]], model: str, quantity: str, at: Mapping[str, Any]) -> dict[str, Any]:
     together = quantity.startswith("matched.")
     mine = [
         row
         for row in every
         if row["id"] == quantity
-        and (together or row["model"] == OF)
+        and (together or row["model"] == model)
         and at.items() <= json.loads(row["coordinates"]).items()
     ]
     if len(mine) != 1:
-        raise ValueError(f"{quantity} at {dict(at)} was measured {len(mine)} times")
+        raise ValueError(f"{quantity} of {model} at {dict(at)} was measured {len(mine)} times")
     row = mine[0]
     kept = {key: row[key] for key in ("label", "value", "low", "high", "n", "model")}
     kept |= {"quantity": quantity, "at": row["at"], "text": f"{100 * row['value']:.1f} %"}

@@ -30,8 +30,8 @@ FILE = "tour.json"
 class Stop:
     """One stop: an example, programs, and the quantities behind its sentence.
 
-    `numbers` are, by a name of their own, the id of a quantity, its coordinates, and of which models where that is not
-    the tour's.  `places` are attention patterns that the page shows, `sweep` the source of a sweep of the first
+    `numbers` are, by a name of their own, the id of a quantity and its coordinates, and `of` is the model that they
+    were measured on.  `places` are attention patterns that the page shows, `sweep` the source of a sweep of the first
     program.
     """
 
@@ -41,6 +41,7 @@ class Stop:
     numbers: Mapping[str, tuple[str, Mapping[str, Any]]]
     places: tuple[str, ...] = ()
     sweep: str | None = None
+    of: str = OF
 
 
 def _calls(name: str, count: int) -> str:
@@ -145,7 +146,19 @@ STOPS: tuple[Stop, ...] = (
             for call in (1, 8, 64)
         },
     ),
-    Stop("yours", "walk-2", ("F6",), {}),
+    Stop(
+        "yours",
+        "walk-2",
+        ("F6",),
+        {
+            name: (
+                "switching.heads",
+                {"heads": heads, "target": "giver", "giver": "one", "receiver": "two", "where": "switching-2608"},
+            )
+            for name, heads in (("head-1", "1"), ("head-0", "0"), ("both", "0 3"))
+        },
+        of="d8l6-8",
+    ),
 )
 
 

@@ -28,6 +28,11 @@ export function pointAt(points, calls) {
   return found < 0 ? points.length - 1 : found;
 }
 
+/** Whether a readout names one node rather than several. @param {{share: number}} readout @returns {boolean} */
+export function isSure(readout) {
+  return readout.share >= SURE;
+}
+
 /** The points behind calls, by their places. @param {Point[]} points @returns {number[]} */
 function callPoints(points) {
   return [...points.keys()].filter((at) => !points[at].map);
@@ -71,8 +76,8 @@ function distanceTold(walk, node) {
  */
 export function loopTold(walk, trail, at, loop) {
   if (at === 0) return "Before the first loop. ";
-  if (trail[at].share < SURE) return `Loop ${loop} is unsure. `;
-  if (loop > 1 && trail[at - 1].share < SURE) return `Loop ${loop} is sure. `;
+  if (!isSure(trail[at])) return `Loop ${loop} is unsure. `;
+  if (loop > 1 && !isSure(trail[at - 1])) return `Loop ${loop} is sure. `;
   const steps = stepsTo(walk.graph, loop === 1 ? walk.start : trail[at - 1].node, trail[at].node);
   if (steps < 0) return `Loop ${loop} leaves the path. `;
   return `Loop ${loop} ${["stays", "walks one step", "walks two steps"][steps] ?? `goes ${steps} steps on`}. `;

@@ -24,7 +24,7 @@ export const WORDS = [
     id: "walks",
     title: "The same weights, other steps",
     says: [
-      "The weights of all loops are the same. So does every loop walk one step? Read the columns: the dark cell goes down by the steps that the loop has walked.",
+      "The weights of all loops are the same. So does every loop walk one step? Read the columns: the filled cell goes down by the steps that the loop has walked.",
       "Some loops walk two steps, some one: eight have to fit into six loops, and nothing but the last answer was ever trained. Called more often than in training, this model stays where it is.",
     ],
     look: "Choose another walk, and see whether it goes alike.",
@@ -69,8 +69,8 @@ export const WORDS = [
     id: "edges",
     title: "Where to look, or what is found?",
     says: [
-      "Now the pattern comes from a walk on another graph. It points at the arrow out of the other walk's node. If a pattern says where to look, this run reads its own arrow there: E.",
-      "If we bring the head's output instead, it carries what the other run found in its own graph: D.",
+      "Left alone, this run walks on to its own next node: B. Now head 3 of layer 2 is given the pattern that it has in a walk on another graph. It points at the arrow out of the other walk's node. If a pattern says where to look, this run reads its own arrow there: E.",
+      "If the head is given its output of the other run instead, that carries what the other run found in its own graph: D.",
     ],
     look: "Bring the pattern, then the output.",
     found: (told) =>
@@ -107,7 +107,9 @@ export const WORDS = [
       "Open your own model by its name or folder. The same page shows its loops, finds the heads by a sweep, and turns every picture into a line of Python.",
     ],
     look: "Go on with a view of this model:",
-    found: () => "",
+    note: "",
+    found: (told) =>
+      `In another model, d8l6-8, other heads carry the choice: the pattern of head 1 turns two steps into one in ${told("head-1")}, that of head 0 in ${told("head-0")}, those of heads 0 and 3 in ${told("both")}.`,
   },
 ];
 

@@ -146,6 +146,7 @@ export const LIVE = {
       other.element,
     );
     const table = el("dl", { class: "letters" });
+    const theirsOf = () => /** @type {Walk} */ (othersOf(app, stop).other);
     const options = stop.programs.map((program) => ({
       value: program,
       program,
@@ -155,8 +156,12 @@ export const LIVE = {
       options,
       label: "From the other run",
       bare: true,
+      meaning: (walk, node) => {
+        const letter = lettersOf(walk, theirsOf()).find((each) => each.node === node);
+        return letter ? `This is ${letter.name}: ${letter.says}` : null;
+      },
       beside: async (answer, walk, _, signal) => {
-        const theirs = /** @type {Walk} */ (othersOf(app, stop).other);
+        const theirs = theirsOf();
         const giver = await app.session.ask(stop.programs[0], WALK_READ, { input: theirs, signal });
         const trail = trailOf(giver);
         other.show({
@@ -165,31 +170,22 @@ export const LIVE = {
           loop: trail.length - 1,
           shares: sharesAt(giver, giver.head.points.length - 1),
         });
-        const here = walkOn(walk.graph, walk.start, walk.depth);
-        const there = walkOn(theirs.graph, theirs.start, theirs.depth);
         const points = answer.head.points.length - 1;
         const shares = sharesAt(answer, points);
-        const letters = [
-          { name: "B", node: walk.graph[here], says: `its own next node: ${here} → ${walk.graph[here]}` },
-          {
-            name: "D",
-            node: theirs.graph[there],
-            says: `what the other run answers: ${there} → ${theirs.graph[there]}`,
-          },
-          {
-            name: "E",
-            node: walk.graph[there],
-            says: `the other's place in this graph: ${there} → ${walk.graph[there]}`,
-          },
-        ];
         fill(
           table,
-          ...letters.flatMap((each) => {
+          ...lettersOf(walk, theirs).flatMap((each) => {
             const bar = el("span", { class: "bar" });
             bar.style.width = `${Math.max(0.5, 100 * (shares?.[each.node] ?? 0))}%`;
             return [
               el("dt", {}, each.name),
-              el("dd", {}, each.says, el("span", { class: "share" }, percent(shares?.[each.node] ?? NaN)), bar),
+              el(
+                "dd",
+                {},
+                `${each.says}: ${each.arrow}`,
+                el("span", { class: "share" }, percent(shares?.[each.node] ?? NaN)),
+                bar,
+              ),
             ];
           }),
         );
@@ -326,6 +322,22 @@ export const LIVE = {
     };
   },
 };
+
+/**
+ * The three answers that tell where a head looks from what it finds: of this run, of another one, and of this graph at
+ * the other's place.
+ * @param {Walk} walk @param {Walk} theirs @returns {{name: string, node: number, says: string, arrow: string}[]}
+ */
+export function lettersOf(walk, theirs) {
+  const here = walkOn(walk.graph, walk.start, walk.depth);
+  const there = walkOn(theirs.graph, theirs.start, theirs.depth);
+  const letters = [
+    { name: "B", from: here, node: walk.graph[here], says: "the run's own next node" },
+    { name: "D", from: there, node: theirs.graph[there], says: "what the other run answers" },
+    { name: "E", from: there, node: walk.graph[there], says: "the arrow of the other's place, in this graph" },
+  ];
+  return letters.map(({ from, ...each }) => ({ ...each, arrow: `${from} → ${each.node}` }));
+}
 
 /** The interval of a measured number. @param {import("./contract.js").Measured | undefined} number @returns {string} */
 function intervalOf(number) {

@@ -1,10 +1,11 @@
 /** A walk at a stop of the tour: choices above it, the graph, and the strip of its loops. */
 
+import { percent } from "./colour.js";
 import { choice, el, fill, labelledChoice } from "./dom.js";
 import { GRAPH_KEY, graphView } from "./graphview.js";
 import { parseInput } from "./inputs.js";
 import { callsIn, mapsAfter, parseProgram } from "./program.js";
-import { loopTold, pointAt, readoutTold, sharesAt, trailOf } from "./readout.js";
+import { isSure, loopTold, pointAt, readoutTold, sharesAt, trailOf } from "./readout.js";
 import { topList } from "./sides.js";
 import { runStrip } from "./strip.js";
 import { WALK_READ } from "./walk.js";
@@ -45,7 +46,9 @@ export function walkChoice(app, stop) {
  * A walk with choices above it: options are programs, and the strip shows their loops.
  * @param {App} app @param {Stop} stop
  * @param {{options: Option[], label: string, walks?: boolean, beside?: (answer: Answer, walk: Walk, option: Option,
- *   signal: AbortSignal) => Promise<HTMLElement | null> | HTMLElement | null, bare?: boolean}} about  `bare`: without the line that explains the drawing
+ *   signal: AbortSignal) => Promise<HTMLElement | null> | HTMLElement | null, bare?: boolean,
+ *   meaning?: (walk: Walk, node: number) => string | null}} about  `bare`: without the line that explains the drawing;
+ *   `meaning`: what a sure answer of the whole run is, where steps from the start say nothing
  * @returns {Live}
  */
 export function walkLive(app, stop, about) {
@@ -95,10 +98,13 @@ export function walkLive(app, stop, about) {
       strip.show(option.program, at);
       graph.show({ walk, trail, loop: at, shares: sharesAt(answer, pointAt(points, at)) });
       const here = trail[at];
+      const meant = at === last && isSure(here) ? about.meaning?.(walk, here.node) : null;
       fill(
         words,
-        el("strong", {}, loopTold(walk, trail, at, at)),
-        `Readout: ${readoutTold(walk, here.node, here.share, at >= app.hello.loops)}.`,
+        el("strong", {}, meant ? `${meant}. ` : loopTold(walk, trail, at, at)),
+        meant
+          ? `Readout: node ${here.node} (${percent(here.share)}).`
+          : `Readout: ${readoutTold(walk, here.node, here.share, at >= app.hello.loops)}.`,
       );
       const more = about.beside
         ? await about.beside(answer, walk, option, signal)
