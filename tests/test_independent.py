@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.quantity import of_tables, one
+from loopscope.store.store import Store
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import composition, independent
 from loopscope.studies.graph_walk.composition import (
@@ -34,10 +36,14 @@ from loopscope.studies.graph_walk.independent import (
     counts,
     headline,
     measure,
+    pieces,
 )
+from loopscope.studies.graph_walk.layouts import of_independent
 from loopscope.studies.graph_walk.selection import Selection
-from loopscope.studies.records import ModelFacts
+from loopscope.studies.records import PIECE, RECORD, SUFFIX, ModelFacts, Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.runner import Step, measured
+from loopscope.studies.schema import MisfitError
 from loopscope.studies.trained import TrainedModel, Walks, load_trained
 from tests.planted.composition import planted
 
@@ -99,6 +105,40 @@ def test_what_is_measured_is_what_is_counted(trained: TrainedModel) -> None:
     assert all(each.dtype == torch.int16 for each in kept.values())
     tables = independent.tables({"tiny-test": kept}, ModelFacts.of(trained))
     assert [len(table.rows) for table in tables] == [8] + [CALLS] * (len(KINDS) + len(CONTROLS))
+
+
+def test_pieces_are_the_whole_to_the_last_byte(
+    trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that is measured in pieces is that of one go: the same key, files and forward-equivalents."""
+    monkeypatch.setattr(independent, "AT_ONCE", 2)
+    assert [each["graphs"] for each in pieces({"where": "tiny-test", "graphs": 5})] == [2, 2, 1]
+    assert [each["first"] for each in pieces({})][-1] == 510
+    experiment = EXPERIMENTS["independent"]
+    cohort = replace(COHORTS["mechanism"], prefix="tiny-")
+    cut, uncut = Store(tmp_path / "cut"), Store(tmp_path / "uncut")
+    costs = []
+    for store, asked in ((cut, experiment), (uncut, replace(experiment, pieces=None))):
+        step = Step(asked, trained.name, cohort, {"where": "tiny-test", "graphs": 5})
+        costs.append(measured(step, trained, open_zoo(), store).cost)
+    (one,), (other,) = (store.every(RECORD) for store in (cut, uncut))
+    name = f"tiny-test{SUFFIX}"
+    assert (one.key, one.bytes(name)) == (other.key, other.bytes(name))
+    assert (len(cut.every(PIECE)), len(uncut.every(PIECE))) == (3, 0)
+    for counted in ("forwards", "plain"):
+        assert costs[0][counted] == pytest.approx(costs[1][counted])
+    again = measured(Step(experiment, trained.name, cohort, {"where": "tiny-test", "graphs": 5}), trained, uncut, cut)
+    assert again.key == one.key
+
+
+@pytest.mark.parametrize(("settings", "said"), [({"first": 72}, "below 72"), ({"first": 70, "graphs": 3}, "graphs of")])
+def test_a_piece_beyond_the_last_graph(settings: dict[str, int], said: str, trained: TrainedModel) -> None:
+    asked = {"where": "tiny-test", **settings}
+    with pytest.raises(InputError, match="graphs"):
+        measure(trained, **asked)
+    with pytest.raises(MisfitError) as caught:
+        of_independent(Record("independent", ModelFacts.of(trained), {}, asked))
+    assert said in str(caught.value)
 
 
 def test_what_was_not_measured() -> None:

@@ -168,7 +168,8 @@ def measured(step: Step, trained: TrainedModel, weights: Store, store: Store, lo
             for number, settings in enumerate(cuts, 1):
                 log(f"{step}: piece {number} of {len(cuts)}")
                 parts.append(measured_piece(step, settings, trained, store))
-            cost = {"seconds": sum(each.cost["seconds"] for each in parts), "device": parts[-1].cost["device"]}
+            cost = {name: sum(each.cost[name] for each in parts) for name in parts[0].cost if name != "device"}
+            cost["device"] = parts[-1].cost["device"]
             found = Outcome(pieces.join([each.predictions for each in parts]), cost=cost)
         notes = {} if experiment.notes is None else experiment.notes(weights, dict(wanted.inputs), step.cohort.prefix)
         return found._replace(notes=notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -174,7 +175,19 @@ def walks(where: str, trained: TrainedModel, rule: Rule | None = None) -> Walks:
 
 
 def instances(where: str, depth: int, device: torch.device, rule: Rule | None = None) -> Walks:
-    """All starts of a population at a request; `rule` is the population's own unless another is named."""
+    """All starts of a population at a request; `rule` is the population's own unless another is named.
+
+    Those on the CPU, on which many records are counted, are kept: nobody may change them.
+    """
+    return _on_cpu(where, depth, rule) if device.type == "cpu" else _instances(where, depth, device, rule)
+
+
+@lru_cache(maxsize=4)
+def _on_cpu(where: str, depth: int, rule: Rule | None) -> Walks:
+    return _instances(where, depth, torch.device("cpu"), rule)
+
+
+def _instances(where: str, depth: int, device: torch.device, rule: Rule | None) -> Walks:
     chosen = population(where)
     graphs, starts = (part.to(device) for part in all_starts(chosen.graphs))
     clusters = torch.arange(len(chosen.rows)).repeat_interleave(chosen.nodes)
@@ -189,3 +202,9 @@ def first_graphs(at: Walks, graphs: int | None) -> Walks:
         return at
     instances = taken(graphs, at.many, "graphs") * at.graphs.shape[1]
     return Walks(*(getattr(at, part.name)[:instances] for part in fields(at)))
+
+
+def some_graphs(at: Walks, first: int, graphs: int | None) -> Walks:
+    """All starts of so many graphs from number `first` on (None: of all that follow); InputError as `first_graphs`."""
+    left_out = taken(first, at.many - 1, "graphs to leave out", 0) * at.graphs.shape[1]
+    return first_graphs(Walks(*(getattr(at, part.name)[left_out:] for part in fields(at))), graphs)

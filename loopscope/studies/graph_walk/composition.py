@@ -29,7 +29,7 @@ from loopscope.quantity import At, Quantity, Table
 from loopscope.studies.graph_walk.counting import OTHER, distribution, node, share
 from loopscope.studies.graph_walk.targets import BEFORE
 from loopscope.studies.records import ModelFacts, Predictions
-from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances, walks
+from loopscope.studies.trained import TrainedModel, Walks, instances, some_graphs, walks
 from loopscope.tasks.populations import mixed_strings
 
 ORIGINAL, INDEPENDENT = "switching-2501", "independent-3001"
@@ -136,13 +136,15 @@ def measure_two(trained: TrainedModel, where: str = ORIGINAL) -> Predictions:
     return {where: _measure(trained, walks(where, trained).tokens, TWO_CALLS)}
 
 
-def measure_long(trained: TrainedModel, where: str = INDEPENDENT, graphs: int | None = None) -> Predictions:
-    """Every call of the `long_strings` and of their controls, on the first `graphs` graphs (None: all of them).
+def measure_long(
+    trained: TrainedModel, where: str = INDEPENDENT, graphs: int | None = None, first: int = 0
+) -> Predictions:
+    """Every call of the `long_strings` and of their controls, on so many graphs from number `first` on (None: all).
 
     On all 512 graphs of ten nodes these are 756 answers to 5,120 instances.  InputError for a number of graphs that
     the population does not have.
     """
-    return {where: _measure(trained, first_graphs(walks(where, trained), graphs).tokens, *strings_of_eight())}
+    return {where: _measure(trained, some_graphs(walks(where, trained), first, graphs).tokens, *strings_of_eight())}
 
 
 def strings_of_eight() -> tuple[list[str], list[str]]:
@@ -187,12 +189,12 @@ class Answers:
     at: Walks
 
     @classmethod
-    def of(cls, predictions: Predictions, facts: ModelFacts, where: str) -> Answers:
-        """Those of one population; only instances with u, ..., f^4(u) distinct count."""
+    def of(cls, predictions: Predictions, facts: ModelFacts, where: str, first: int = 0) -> Answers:
+        """Those of one population, of its graphs from number `first` on; u, ..., f^4(u) must differ."""
         found = predictions[where]
         measured = len(next(iter(found.values()))) // facts.nodes
         at = instances(where, facts.depth, torch.device("cpu"), "five")
-        return cls(found, _fits(facts.fits), first_graphs(at, measured))
+        return cls(found, _fits(facts.fits), some_graphs(at, first, measured))
 
     @cached_property
     def targets(self) -> list[Int[Tensor, " n"]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loopscope.quantity import Table
-from loopscope.studies.experiment import Cohort, Experiment, Profile, everywhere
+from loopscope.studies.experiment import Cohort, Experiment, Pieces, Profile, everywhere
 from loopscope.studies.graph_walk import (
     composition,
     continuation,
@@ -174,7 +174,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         INDEPENDENT, "How much of composition is a matter of the backbone?", ("mechanism",),
         independent.measure, _independent, ("one", "two"), independent.tables, raw=True,
-        backbones=independent.BACKBONES,
+        backbones=independent.BACKBONES, pieces=Pieces(independent.pieces, independent.whole),
         layout=layouts.of_independent,
     ),
     Experiment(

@@ -8,8 +8,9 @@ their intervals are those that single answers would give.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,11 +38,15 @@ from loopscope.studies.graph_walk.composition import (
 from loopscope.studies.graph_walk.counting import SEED
 from loopscope.studies.records import ModelFacts, Predictions
 from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances
+from loopscope.tasks.populations import population
 
 BACKBONES = 5
 """So many in all: those that are taken apart, then the first others in the order of seeds."""
 
-TWO, ALONE = "two calls", "two calls, first map alone"
+AT_ONCE = 32
+"""Graphs of a piece."""
+
+TWO, ALONE, RUNS = "two calls", "two calls, first map alone", "runs"
 KINDS = tuple(long_strings())
 MIXED = "mixed"
 CONTROLS = (WITHOUT, FIRST, NONE, READ_BEFORE)
@@ -61,10 +66,31 @@ PAPER: Mapping[int, tuple[float, ...]] = {
 """The published backbones by seed, in the published order, with `COLUMNS`."""
 
 
-def measure(trained: TrainedModel, where: str = INDEPENDENT, graphs: int | None = None) -> Predictions:
-    """`counts` of the strings of eight calls and of all pairs, on the first graphs (None: all) of a population."""
-    found = composition.measure_long(trained, where, graphs)
-    return {where: counts(Answers.of(found, ModelFacts.of(trained), where))}
+def measure(trained: TrainedModel, where: str = INDEPENDENT, graphs: int | None = None, first: int = 0) -> Predictions:
+    """`counts` of the strings of eight calls and of all pairs, on so many graphs of a population (None: all).
+
+    They begin with graph number `first`.
+    """
+    found = composition.measure_long(trained, where, graphs, first)
+    return {where: counts(Answers.of(found, ModelFacts.of(trained), where, first))}
+
+
+def pieces(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Settings of `measure` for `AT_ONCE` graphs each, which together measure what these do; see `whole`."""
+    first, graphs = settings.get("first", 0), settings.get("graphs")
+    end = len(population(settings.get("where", INDEPENDENT)).rows) if graphs is None else first + graphs
+    return [{**settings, "first": at, "graphs": min(AT_ONCE, end - at)} for at in range(first, end, AT_ONCE)]
+
+
+def whole(found: Sequence[Predictions]) -> Predictions:
+    """What was measured in pieces, as one: their graphs side by side; `runs` are those of each."""
+    return {
+        where: {
+            name: each if name == RUNS else torch.cat([piece[where][name] for piece in found], -1)
+            for name, each in counted.items()
+        }
+        for where, counted in found[0].items()
+    }
 
 
 def counts(answers: Answers) -> dict[str, Tensor]:
@@ -78,7 +104,7 @@ def counts(answers: Answers) -> dict[str, Tensor]:
     found |= {f"{MIXED}, {control}": _by_call(answers, MIXED, control) for control in CONTROLS}
     found[TWO] = torch.stack([_by_graph(answers, answers.right(pair)) for pair in PAIRS])
     found[ALONE] = torch.stack([_by_graph(answers, answers.right(pair, pair[0] + "0")) for pair in PAIRS])
-    found["runs"] = torch.tensor([len(strings) * answers.fits for strings in long_strings().values()]).short()
+    found[RUNS] = torch.tensor([len(strings) * answers.fits for strings in long_strings().values()]).short()
     return found
 
 
@@ -149,7 +175,7 @@ class Counted:
 
     def _shares(self, part: str, kind: int) -> list[Estimate]:
         """Of one part, entry by entry; it has as many runs as strings of this kind."""
-        right, eligible = self.found[part].double().numpy(), self.eligible * int(self.found["runs"][kind])
+        right, eligible = self.found[part].double().numpy(), self.eligible * int(self.found[RUNS][kind])
         return cluster_bootstraps(Tally(right, np.broadcast_to(eligible, right.shape)), seed=SEED)
 
     @property

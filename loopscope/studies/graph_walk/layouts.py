@@ -177,10 +177,14 @@ def _counted(where: str, depth: int, rule: Rule, graphs: int) -> Tensor:
 def of_independent(record: Record) -> Layout:
     """Right answers by graph, counted over strings and fits."""
     facts = record.facts
-    only(record.settings, ("where", "graphs"), "settings")
+    only(record.settings, ("where", "graphs", "first"), "settings")
     where = word(record.settings, "where", composition.INDEPENDENT)
-    graphs, fits = _graphs(record, where), fits_of(facts.fits, "one", "two")
-    most = _counted(where, facts.depth, "five", graphs)
+    first, fits = whole(record.settings, "first", 0, 10**6, 0), fits_of(facts.fits, "one", "two")
+    some = record.settings.get("graphs")
+    end = graphs_of(where, facts.nodes, None if some is None else first + _graphs(record, where))
+    if first >= end:
+        raise MisfitError(f"a first graph below {end}, as {where} has them", str(first))
+    most, graphs = _counted(where, facts.depth, "five", end)[first:], end - first
     runs = [len(strings) * fits for strings in composition.long_strings().values()]
     by_kind = dict(zip(independent.KINDS, runs, strict=True))
     names = {kind: by_kind[kind] for kind in independent.KINDS}
@@ -191,7 +195,7 @@ def of_independent(record: Record) -> Layout:
         name: Kept((len(composition.PAIRS), graphs), torch.int16, high=most * runs[0])
         for name in (independent.TWO, independent.ALONE)
     }  # fmt: skip
-    return {where: found | {"runs": Kept((len(runs),), torch.int16, same=torch.tensor(runs))}}
+    return {where: found | {independent.RUNS: Kept((len(runs),), torch.int16, same=torch.tensor(runs))}}
 
 
 def of_lasting(record: Record, families: Mapping[str, tuple[str, str]] = lasting.FAMILIES) -> Layout:
