@@ -83,7 +83,7 @@ def read_sweep(runs: Runs, request: Request, case: Case, program: Program) -> St
     given = yield from likeliest(runs, theirs, source.program)
     if own["answer"] == given["answer"]:
         raise InputError(
-            f"'{program}' and the run that values are taken from both answer {own['text']}: nothing to recover"
+            f"'{program}' and the run that values are taken from both answer '{own['text']}': nothing to recover"
         )
     pair = torch.tensor([[given["answer"], own["answer"]]])
     total = sum(len(place.cells) for place in places)
