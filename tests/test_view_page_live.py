@@ -120,6 +120,44 @@ def test_what_a_patch_from_another_graph_brings_is_told_by_its_letter(page: Page
     assert sentence(page).startswith("Loop 6 ")
 
 
+def box(page: Page, of: str) -> dict[str, float]:
+    """Where the first element of a kind is in the window, with its other two ends."""
+    found = page.locator(of).first.bounding_box()
+    assert found is not None, of
+    return {**found, "right": found["x"] + found["width"], "bottom": found["y"] + found["height"]}
+
+
+def test_on_a_phone_the_walker_is_in_sight_when_the_map_is_switched(browser: Browser, live: Server) -> None:
+    with shown(browser, f"{live.url}#stop=3", PHONE) as page:
+        settled(page)
+        for name in ("J one", "J two"):
+            page.get_by_role("radio", name=name, exact=True).click()
+            settled(page)
+            assert page.evaluate("scrollY") == 0
+            walker = box(page, ".live .walker")
+            assert walker["x"] >= 0
+            assert walker["right"] <= PHONE[0]
+            assert box(page, ".live .controls")["bottom"] <= walker["y"]
+            assert walker["bottom"] <= box(page, ".turns")["y"]
+        # The story is there, behind what can be tried.
+        assert box(page, ".says")["y"] >= box(page, ".live")["bottom"]
+
+
+@pytest.mark.parametrize("width", [320, PHONE[0]])
+def test_the_tour_fits_a_narrow_phone(browser: Browser, live: Server, width: int) -> None:
+    with shown(browser, live.url, (width, 640)) as page:
+        for stop in range(1, 10):
+            at(page, f"stop={stop}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, stop
+            small = [
+                each.inner_text()
+                for each in page.locator(".tour button:visible:not(.link)").all()
+                if min((each.bounding_box() or {})[side] for side in ("width", "height")) < 24
+            ]
+            assert small == [], stop
+            assert box(page, ".tabs")["height"] < 60  # one line, which scrolls
+
+
 # ---- the views -------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +172,12 @@ def test_a_map_is_put_between_two_calls(page: Page) -> None:
     assert "Loop 7 walks two steps" in sentence(page)
     page.get_by_label("Map before loop 7").select_option("")
     assert sentence(page) == before
+    groups = page.get_by_label("Map before loop 7").locator("optgroup")
+    assert [groups.nth(each).get_attribute("label") for each in range(groups.count())] == ["Maps", "Other fits"]
+    assert groups.first.locator("option").evaluate_all("all => all.map(each => [each.value, each.title])") == [
+        ["one", "one-1@d8l6-5"],
+        ["two", "two-1@d8l6-5"],
+    ]
     page.get_by_role("button", name="Add a call of F").click()
     settled(page)
     assert "program=F8" in page.url
@@ -147,6 +191,20 @@ def test_the_start_keeps_its_name_when_a_loop_comes_back_to_it(page: Page) -> No
     for program, told in (("F6", "start"), ("F6+J:two+F", "start · 7")):
         at(page, f"view=walk&program={program}&input=walk-2")
         assert [text for text in page.locator(".graph .tag").all_text_contents() if "start" in text] == [told]
+
+
+def test_the_strip_stays_small_and_stands_on_one_line_with_play(browser: Browser, live: Server) -> None:
+    with shown(browser, f"{live.url}#view=walk&program=F40", PHONE) as page:
+        settled(page)
+        assert box(page, ".runbar .calls")["height"] < 220
+        last, calls = box(page, ".runbar [data-loop='40']"), box(page, ".runbar .calls")
+        assert calls["y"] <= last["y"]  # the loop that is looked at is in sight
+        assert last["bottom"] <= calls["bottom"]
+        assert page.evaluate("scrollY") == 0
+        at(page, "view=walk&program=F7")
+        play, call = box(page, ".runbar .play"), box(page, ".runbar .call")
+        assert abs(play["height"] - call["height"]) < 1
+        assert abs(play["y"] - call["y"]) < 1
 
 
 def test_loops_are_played(page: Page) -> None:
@@ -627,11 +685,12 @@ def test_the_keyboard_alone_is_enough(page: Page) -> None:
     assert "program=F6+J:one+F" in page.url
     assert page.evaluate("document.activeElement.dataset.after") == "6"
     reach(page, ".board")
+    assert page.locator(".cursor").is_visible()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     settled(page)
-    assert "loop=2" in page.url
+    assert "loop=3" in page.url
     at(page, f"view=patch&{TWO}&loop=7&layer=2")
     page.evaluate("document.activeElement.blur()")
     reach(page, "[role=gridcell][aria-selected=true]")

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { pinsOf, runChoices } from "../../loopscope/view/page/choices.js";
+import { groupsOf } from "../../loopscope/view/page/strip.js";
 
 /** @param {string} pins */
 const app = (pins) =>
@@ -22,4 +23,14 @@ test("runs to choose from are named once, with the pinned and the chosen one", (
   assert.deepEqual(values(undefined), ["F6", "F7"]);
   assert.deepEqual(values("F8"), ["F6", "F7", "F8"]);
   assert.equal(runChoices(app(""))[0].text, "As it was trained (F6)");
+});
+
+test("maps with plain names stand before other fits", () => {
+  const maps = ["one", "one-2", "two", "pool-one"].map((name) => ({ name, title: `${name}@x` }));
+  const named = groupsOf(maps).map((group) => [group.label, ...group.maps.map((map) => map.name)]);
+  assert.deepEqual(named, [
+    ["Maps", "one", "two"],
+    ["Other fits", "one-2", "pool-one"],
+  ]);
+  assert.deepEqual(groupsOf([]), []);
 });

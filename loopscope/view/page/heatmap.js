@@ -96,6 +96,10 @@ export function heatMap(gestures) {
     move(cell);
     gestures.pick?.(...cell);
   });
+  board.addEventListener("focus", () => {
+    // The keyboard begins at a cell that is seen, so that its first arrow moves.
+    if (heat && !at && board.matches(":focus-visible")) move(marked ?? [0, 0]);
+  });
   board.addEventListener("blur", () => move(null));
   board.addEventListener("keydown", (event) => {
     if (!heat || event.altKey || event.ctrlKey || event.metaKey) return;

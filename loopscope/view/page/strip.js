@@ -16,11 +16,24 @@ import {
 
 const PACE = 850;
 const MOST_SHOWN = 64;
+const EDGE = 4;
 
 /**
  * @typedef {{maps: {name: string, title: string}[], change: (program: string) => void, choose: (loop: number) => void,
  *   fixed?: boolean, least?: number}} StripSettings  `fixed` hides what changes the program
  */
+
+/**
+ * Maps for a list to choose from: those with plain names first, other fits and families behind them.
+ * @param {{name: string, title: string}[]} maps @returns {{label: string, maps: {name: string, title: string}[]}[]}
+ */
+export function groupsOf(maps) {
+  const plain = (/** @type {{name: string}} */ map) => !map.name.includes("-");
+  return [
+    { label: "Maps", maps: maps.filter(plain) },
+    { label: "Other fits", maps: maps.filter((map) => !plain(map)) },
+  ].filter((group) => group.maps.length);
+}
 
 /**
  * The strip. `show(program, loop)` draws it; clicks and keys call `change` with another program or `choose` with a loop.
@@ -76,14 +89,21 @@ export function runStrip(settings) {
       "aria-label": `Map before loop ${after + 1}`,
       "data-after": after,
     });
-    const all = settings.maps.map((map) => map.name);
-    const options = [["", names.length ? "no map" : "J"], ...all.map((name) => [name, `J ${name}`])];
-    if (text && !all.includes(text)) options.push([text, `J ${text}`]);
-    for (const [value, shown] of options) {
-      const option = el("option", { value }, shown);
-      option.selected = value === text;
-      select.append(option);
-    }
+    const option = (/** @type {string} */ value, /** @type {string} */ shown, /** @type {string} */ title = "") =>
+      el("option", { value, selected: value === text, title: title || null }, shown);
+    const known = settings.maps.some((map) => map.name === text);
+    fill(
+      select,
+      option("", names.length ? "no map" : "J"),
+      ...groupsOf(settings.maps).map((group) =>
+        el(
+          "optgroup",
+          { label: group.label },
+          ...group.maps.map((map) => option(map.name, `J ${map.name}`, map.title)),
+        ),
+      ),
+      text && !known ? option(text, `J ${text}`) : null,
+    );
     select.title = names.length ? `map ${text} before loop ${after + 1}` : `no map before loop ${after + 1}`;
     select.addEventListener("change", () => {
       const chosen = select.value ? select.value.split(" ") : [];
@@ -108,6 +128,15 @@ export function runStrip(settings) {
       text,
     );
 
+  /** A long strip scrolls by itself: the loop that is looked at stays in sight, and the page where it is. */
+  const followLoop = () => {
+    const chosen = /** @type {HTMLElement | null} */ (calls.querySelector('[aria-pressed="true"]'));
+    if (!chosen || calls.scrollHeight <= calls.clientHeight) return;
+    const [box, inner] = [calls.getBoundingClientRect(), chosen.getBoundingClientRect()];
+    if (inner.top < box.top) calls.scrollTop += inner.top - box.top - EDGE;
+    if (inner.bottom > box.bottom) calls.scrollTop += inner.bottom - box.bottom + EDGE;
+  };
+
   return {
     element,
     stop,
@@ -126,7 +155,7 @@ export function runStrip(settings) {
           button.setAttribute("aria-pressed", String(on));
           button.setAttribute("tabindex", on ? "0" : "-1");
         }
-        return;
+        return followLoop();
       }
       const focus = document.activeElement;
       const after = focus instanceof HTMLElement && calls.contains(focus) ? focus.dataset.after : undefined;
@@ -175,6 +204,7 @@ export function runStrip(settings) {
       fill(calls, ...cells);
       const again = after !== undefined ? `[data-after="${after}"]` : button ? `[data-act="${button}"]` : null;
       if (again) /** @type {HTMLElement | null} */ (calls.querySelector(again))?.focus();
+      followLoop();
     },
   };
 }

@@ -22,7 +22,7 @@ export function tourView(app) {
   const stops = /** @type {Stop[]} */ (hello.tour ?? []);
   const title = el("h2", { tabindex: -1 });
   const place = el("p", { class: "kicker" });
-  const says = el("div", {});
+  const says = el("div", { class: "says" });
   const found = el("p", { class: "found" });
   const source = el("p", { class: "key" });
   const look = el("p", { class: "look" });
