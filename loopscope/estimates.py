@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from loopscope.errors import InputError
 from loopscope.resampling import Seed, draw
-from loopscope.stats import check_level
+from loopscope.stats import check_level, wilson
 
 DRAWS = 1_000
 """Samples of a bootstrap, where nothing else is asked for."""
@@ -55,6 +55,7 @@ def means(
     seed: Seed = 0,
     draws: int = DRAWS,
     level: float = 0.95,
+    share: bool = False,
 ) -> Estimates:
     """The mean of every cell of `values` [examples, *cells] over examples, with a percentile interval.
 
@@ -62,6 +63,8 @@ def means(
     - `clusters` has one id per example, and all examples of a cluster are drawn together; by default each is its own.
       The mean is that of the examples, whatever their clusters.
     - All cells are resampled alike.  A draw in which a cell has no example does not count for its interval.
+    - `share`: the values are shares, from 0 to 1.  Where all of a cell are 0, or all are 1, its interval is Wilson's
+      over its examples or clusters: resampled they would never be other than they are, and would look certain.
 
     InputError for infinite values, no examples, or clusters that do not fit.
     """
@@ -89,6 +92,11 @@ def means(
             drawn = np.divide(weights @ sums[:, some], weighed, out=np.full(weighed.shape, np.nan), where=weighed > 0)
             quantile = np.nanquantile if np.isnan(drawn).any() else np.quantile
             low[some], high[some] = quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    if share:
+        units = (counts > 0).sum(0)
+        for at in np.flatnonzero(several & ((value == 0) | (value == 1))):
+            found = wilson(int(value[at]) * int(units[at]), int(units[at]), level)
+            low[at], high[at] = found.low, found.high
     return Estimates(*(each.reshape(cells) for each in (value, low, high, n.astype(np.int64))))
 
 

@@ -31,6 +31,7 @@ from loopscope.measure import (
 from loopscope.measure.readouts import behind_puzzles
 from loopscope.pieces import pieces_of
 from loopscope.program import Call, Program
+from loopscope.stats import wilson
 from tests.adapters_tiny import MODELS
 from tests.kinds import KINDS, Kind, normed
 
@@ -299,6 +300,32 @@ def test_rules_stop_at_their_thresholds() -> None:
 
 
 # All of them ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "column"),
+    [
+        (lambda model: trajectories(model, TOKENS), "agreement"),
+        (lambda model: endings(model, TOKENS, "F5"), "share"),
+        (lambda model: path_independence(model, TOKENS, noise=1e-9), "agreement"),
+        (lambda model: contraction(model, TOKENS, iterations=2), "below"),
+        (lambda model: answer_ranks(model, TOKENS, run(model, TOKENS, "F3")["F3"].predictions[:, 0]), "first"),
+        (lambda model: exits(record_loops(model, TOKENS)), "agreement"),
+        (lambda model: exits(record_loops(model, TOKENS)), "stopped"),
+        (
+            lambda model: exits(
+                record_loops(model, TOKENS), torch.as_tensor(record_loops(model, TOKENS).answers[-1, :, 0])
+            ),
+            "accuracy",
+        ),
+    ],
+)
+def test_a_share_of_none_or_all_of_few_examples_is_not_certain(asked: Any, column: str) -> None:
+    found = asked(KINDS["simple"]())
+    certain = (found[column] == 0) | (found[column] == 1)
+    assert certain.any()
+    widths = (found[f"{column}_high"] - found[f"{column}_low"])[certain]
+    close(widths, wilson(3, 3).high - wilson(3, 3).low)
 
 
 @pytest.mark.parametrize("instrument", [trajectories, pattern_changes, contraction, logit_lens])

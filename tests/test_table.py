@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from loopscope.errors import InputError
 from loopscope.estimates import Estimates, means
-from loopscope.stats import cluster_bootstrap, mean_bootstrap, tally
+from loopscope.stats import cluster_bootstrap, mean_bootstrap, tally, wilson
 from loopscope.table import Table
 
 
@@ -30,6 +30,23 @@ def found() -> Table:
         },
         {"program": "F2"},
     )
+
+
+def test_a_share_of_none_or_all_is_not_certain() -> None:
+    """Wilson's interval over examples, or over clusters where they are given; else as without `share`."""
+    values = np.array([[0, 1, 1, np.nan, 1]] * 3 + [[0, 1, 0, np.nan, np.nan]] * 3, dtype=float)
+    plain, shares = means(values), means(values, share=True)
+    assert (plain.low[:2] == plain.high[:2]).all()
+    for at, hits in ((0, 0), (1, 6)):
+        expected = wilson(hits, 6)
+        assert (shares.low[at], shares.high[at]) == (expected.low, expected.high)
+    assert (shares.low[2], shares.high[2]) == (plain.low[2], plain.high[2])
+    assert np.isnan(shares.low[3])
+    assert (shares.low[4], shares.high[4]) == (wilson(3, 3).low, 1)
+    together = means(values, clusters=[0, 0, 1, 1, 2, 2], share=True)
+    assert (together.low[0], together.high[0]) == (0, wilson(0, 3).high)
+    assert together.high[4] - together.low[4] > shares.high[4] - shares.low[4]  # two clusters have a value
+    assert np.isnan(means(values, clusters=[0] * 6, share=True).low).all()
 
 
 def test_columns_have_types_and_rows_plain_values() -> None:

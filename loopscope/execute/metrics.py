@@ -36,6 +36,9 @@ Metric: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 ANSWERS = {"logit": 1, "probability": 1, "accuracy": 1, "difference": 2, "kl": 0, "recovered": 2}
 """Answers of an example that a metric takes."""
 
+SHARES = ("accuracy",)
+"""Metrics that are 0 or 1, so that their mean is a share."""
+
 
 def metric_of(metric: str | Metric, answers: Int[Tensor, "examples ..."] | None, examples: int) -> tuple[str, Metric]:
     """A metric by name, or the name of a function; InputError for answers that do not fit."""

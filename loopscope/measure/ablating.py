@@ -130,7 +130,8 @@ def ablations(
         add(kind, columns_of_addresses(examples.program, addresses), patched)
     metered = Metered(examples, metric, answers, None, others, given)
     values, base = metered.read(programs, memory)
-    made, change = (means(each, clusters=clusters, seed=seed, draws=draws) for each in (values, values - base))
+    how: dict[str, Any] = {"clusters": clusters, "seed": seed, "draws": draws}
+    made, change = means(values, share=metered.share, **how), means(values - base, **how)
     columns = {**metered.columns(where), "value": made.flat(), "change": change.flat(), "n": made.n.reshape(-1)}
     first = {kind: str(programs[where["kind"].index(kind)]) for kind in chosen}
     return Table("ablations", columns, {**metered.about, "programs": first})

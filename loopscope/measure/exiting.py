@@ -182,7 +182,8 @@ def exits(
             kept["loops"].append((stops + 1).mean(-1))
             kept[measure].append(np.take_along_axis(right, stops[None], 0)[0].mean(-1))
             kept["stopped"].append((stops + 1 < last).mean(-1))
-    made = {name: means(np.stack(each, -1), clusters=clusters, seed=seed, draws=draws) for name, each in kept.items()}
+    how: dict[str, Any] = {"clusters": clusters, "seed": seed, "draws": draws}
+    made = {name: means(np.stack(each, -1), share=name != "loops", **how) for name, each in kept.items()}
     return Table("exits", {"rule": named, "threshold": at, **made, "n": made["loops"].n}, dict(recording.about))
 
 

@@ -81,7 +81,7 @@ def contraction(
             values[part["at"], number] = torch.stack([last, (last - before).abs() / last], -1).double().cpu().numpy()
     columns: dict[str, Any] = {"loop": list(calls)}
     for name, each in (("singular", values[..., 0]), ("below", values[..., 0] < 1), ("change", values[..., 1])):
-        made = means(each, clusters=clusters, seed=seed, draws=draws)
+        made = means(each, clusters=clusters, seed=seed, draws=draws, share=name == "below")
         columns |= {name: made, "n": made.n}
     columns["n"] = columns.pop("n")
     return Table("contraction", columns, {**about(examples), "iterations": iterations})

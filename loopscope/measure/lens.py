@@ -137,7 +137,7 @@ def answer_ranks(
         **where,
     }
     for at, name in enumerate(("rank", "first", "probability", "log")):
-        made = means(values[..., at], clusters=clusters, seed=seed, draws=draws)
+        made = means(values[..., at], clusters=clusters, seed=seed, draws=draws, share=name == "first")
         columns |= {name: made.flat(), "n": made.n.reshape(-1)}
     columns["n"] = columns.pop("n")
     return Table("ranks", columns, {**about(examples), "head": head})

@@ -13,7 +13,7 @@ from loopscope.address import Address, Site
 from loopscope.errors import InputError
 from loopscope.execute.checks import check_read
 from loopscope.execute.measuring import metric_on, read_by
-from loopscope.execute.metrics import Metric
+from loopscope.execute.metrics import SHARES, Metric
 from loopscope.measure.streaming import Examples, about
 from loopscope.program import Call, Program, Scale, Source
 from loopscope.wildcards import addresses_of
@@ -41,6 +41,7 @@ class Metered:
         self.inputs["given"] = {**(self.inputs.get("given") or {}), **(given or {})}
         self.metric = metric_on(examples.model, examples.texts, examples.program, origin, metric, answers, self.inputs)
         self.about = {**about(examples), "metric": self.metric[0]}
+        self.share = self.metric[0] in SHARES
         if origin is not None:
             self.about["source"] = str(origin)
 

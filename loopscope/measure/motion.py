@@ -88,7 +88,8 @@ def trajectories(
     places = {place: number for number, (place, _) in enumerate(found)}
     keys = sorted(found, key=lambda key: (places[key[0]], key[1]))
     arrays = {name: together([found[key].get(name, []) for key in keys], examples) for name in MEASURES}
-    made = {name: means(each, clusters=clusters, seed=seed, draws=draws) for name, each in arrays.items()}
+    how: dict[str, Any] = {"clusters": clusters, "seed": seed, "draws": draws}
+    made = {name: means(each, share=name == "agreement", **how) for name, each in arrays.items()}
     return Table(
         "trajectories",
         {
@@ -216,7 +217,7 @@ def endings(
         found.setdefault(place, []).append((part["at"], _periods(states, tolerance, window, longest).double().mT))
     periods = together(list(found.values()), examples)
     shares = np.stack([periods == 1, periods > 1, periods == 0], -1).astype(float)
-    made = means(shares, clusters=clusters, seed=seed, draws=draws)
+    made = means(shares, clusters=clusters, seed=seed, draws=draws, share=True)
     where = columns_of(examples, [(place, 0) for place in found])
     columns: dict[str, Any] = {name: np.repeat(where[name], len(ENDINGS)) for name in ("place", "row")}
     columns["ending"] = list(ENDINGS) * (len(found) * len(examples.rows))

@@ -77,7 +77,7 @@ def paths(
         raise InputError(f"no sender is computed in a layer or sublayer before {to[0]}, so no path leads there")
     metered = Metered(examples, metric, answers, origin)
     values, _ = metered.read(programs, memory)
-    made = means(values, clusters=clusters, seed=seed, draws=draws)
+    made = means(values, clusters=clusters, seed=seed, draws=draws, share=metered.share)
     columns = {**metered.columns(where), "value": made.flat(), "n": made.n.reshape(-1)}
     return Table("paths", columns, {**metered.about, "first": str(programs[0])})
 

@@ -53,11 +53,12 @@ def spans(
     - `value`: the mean of the metric over examples, with its interval `value_low`, `value_high`; `n` are the examples.
 
     `places` are sites such as "layer[2].head[0].z", one or several, in all loops; or addresses, also with `*`, that say
-    which loops are looked at.  `source` and `metric` are those of `sweep`: by default the share that is recovered of
-    the way to the run that the patches are from.  `program` None is the model's own.  `inputs` are those of
-    `execute.run`; `memory` bounds the bytes that are held at a time.
+    which loops are looked at; those of a site are calls of its stack that follow each other.  `source` and `metric` are
+    those of `sweep`: by default the share that is recovered of the way to the run that the patches are from.  `program`
+    None is the model's own.  `inputs` are those of `execute.run`; `memory` bounds the bytes that are held at a time.
 
-    Errors as `sweep`; InputError for a place in a prelude or coda, which no loop goes through.
+    Errors as `sweep`; InputError for a place in a prelude or coda, which no loop goes through, and for loops of a site
+    with a call of its stack between them that was not asked for.
     """
     examples = Examples(model, tokens, program, rows, inputs)
     asked, origin = examples.program, source_or_program(source)
@@ -74,7 +75,7 @@ def spans(
                     where[name].append(value)
     metered = Metered(examples, metric, answers, origin)
     values, _ = metered.read(programs, memory)
-    made = means(values, clusters=clusters, seed=seed, draws=draws)
+    made = means(values, clusters=clusters, seed=seed, draws=draws, share=metered.share)
     columns = {**metered.columns(where), "value": made.flat(), "n": made.n.reshape(-1)}
     return Table("spans", columns, metered.about)
 
@@ -90,5 +91,21 @@ def _series(examples: Examples, places: Places) -> dict[str, dict[int, Address]]
         call = program.steps[program.index_of(loop)]
         assert isinstance(call, Call)
         found.setdefault((call.stack, address.site), {})[loop] = address
+    for (stack, site), series in found.items():
+        _check_gaps(program, stack, site, sorted(series))
     several = len(examples.pieces.stacks) > 1
     return {f"{stack}.{site}" if several else str(site): series for (stack, site), series in found.items()}
+
+
+def _check_gaps(program: Program, stack: str, site: Site, loops: list[int]) -> None:
+    """InputError where a span from the first to the last of these loops would leave out a call of the stack."""
+    calls = [
+        program.loop_of(at) for at, each in enumerate(program.steps) if isinstance(each, Call) and each.stack == stack
+    ]
+    between = [loop for loop in calls if loops[0] <= loop <= loops[-1]]
+    if lacking := [loop for loop in between if loop not in loops]:
+        near = ", ".join(f"loop[{loop}].{site}" for loop in between[: between.index(lacking[0]) + 1])
+        raise InputError(
+            f"a span goes over calls that follow each other, and {site} is asked in loops "
+            f"{', '.join(map(str, loops))} without {lacking[0]} (nearest: {near})"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -93,8 +93,9 @@ def path_independence(
             found.setdefault(loop, []).append((part["at"], torch.stack(pairs).mean(0)))
     values = together(list(found.values()), examples, 3)
     columns = columns_of(examples, [(STATE, loop) for loop in found])
+    how: dict[str, Any] = {"clusters": clusters, "seed": seed, "draws": draws}
     for at, name in enumerate(("distance", "cosine", "agreement")):
-        made = means(values[..., at], clusters=clusters, seed=seed, draws=draws)
+        made = means(values[..., at], share=name == "agreement", **how)
         columns |= {name: made.flat(), "n": made.n.reshape(-1)}
     columns["n"] = columns.pop("n")
     return Table("starts", columns, {**about(examples), "starts": [each.number for each in chosen], "noise": noise})
