@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,10 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loopscope import F, Program, run, sweep
 from loopscope.address import grid
 from loopscope.errors import InputError
+from loopscope.estimates import means
 from loopscope.execute.metrics import ANSWERS
 from loopscope.execute.plain import plain_run
 from loopscope.measure import ablations
 from loopscope.program import Run
+from loopscope.stats import wilson
 from tests.kinds import KINDS, VOCABULARY
 from tests.tiny import tiny_model
 
@@ -191,6 +196,41 @@ def test_recovery_needs_a_way_to_go(model: nn.Module) -> None:
         sweep(model, TOKENS, F**2, PLACES, "(F2)", metric="recovered")
     with pytest.raises(InputError, match="measures against the run that a patch is from"):
         sweep(model, TOKENS, F**2, PLACES, "*=0", metric="recovered")
+
+
+# Intervals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", [None, "kl"])
+def test_tables_of_sweeps_resample_clusters_wherever_they_go(model: nn.Module, metric: Any, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"others": {"other": OTHER}, "metric": metric}
+    clusters, column = np.array(["a", "b", "a"]), "value" if metric else "kl"
+    plain, found = (sweep(model, TOKENS, F**2, PLACES, "(F2)@other", **asked, **more)
+                    for more in ({}, {"clusters": clusters, "seed": 3}))  # fmt: skip
+    values = sweep(model, TOKENS, F**2, PLACES, "(F2)@other", others=asked["others"], metric="kl").values[..., 0]
+    by_hand = means(values.double().numpy().T, clusters=clusters, seed=3)
+    np.testing.assert_allclose(found.table()[f"{column}_low"], by_hand.low, rtol=1e-4)
+    assert (plain.table()[f"{column}_low"] != found.table()[f"{column}_low"]).any()
+    found.save(tmp_path / "found.csv")
+    with (tmp_path / "found.csv").open(encoding="utf-8") as file:
+        kept = [float(row[f"{column}_low"]) for row in csv.DictReader(file)]
+    np.testing.assert_allclose(kept, by_hand.low, rtol=1e-4)
+    one = sweep(model, TOKENS, F**2, PLACES, "(F2)@other", **asked, clusters=[1, 1, 1])
+    assert np.isnan(one.table()[f"{column}_low"]).all()
+    with pytest.raises(InputError, match=r"3 examples need as many cluster ids, not \[2\]"):
+        sweep(model, TOKENS, F**2, PLACES, "(F2)@other", **asked, clusters=[1, 2])
+    with pytest.raises(InputError, match="seed -1 is neither"):
+        sweep(model, TOKENS, F**2, PLACES, "(F2)@other", **asked, seed=-1)
+
+
+def test_shares_of_sweeps_that_are_none_or_all_are_not_certain(model: nn.Module) -> None:
+    source = run(model, OTHER, F**2)[F**2].predictions[:, 0]
+    everything = sweep(model, TOKENS, F**2, PLACES[:1], "(F2)@other", others={"other": OTHER})
+    table = everything.table(source)
+    assert (table["right"], table["right_low"]) == ([1], [wilson(3, 3).low])
+    measured = sweep(model, TOKENS, F**2, PLACES[:1], "(F2)@other", others={"other": OTHER}, metric="accuracy",
+                     answers=source)  # fmt: skip
+    assert measured.table()["value_low"] == [wilson(3, 3).low]
 
 
 # Gradients ------------------------------------------------------------------------------------------------------------

@@ -84,13 +84,18 @@ def metric_on(
 
     InputError for answers that do not fit.
     """
-    state = inputs.get("state")
-    if tokens is None and state is None:
-        raise InputError("nothing to run on: give tokens, or a state for programs that start with h_t")
-    examples = len(state if tokens is None else tokens)  # type: ignore[arg-type]  # one of them is there
+    examples = count_of(tokens, inputs.get("state"))
     if metric == "recovered":
         return "recovered", _recovered(model, tokens, base, origin, answers, inputs, examples)
     return metric_of(metric, answers, examples)
+
+
+def count_of(tokens: Texts | None, state: Tensor | None) -> int:
+    """How many examples there are; InputError for none to run on."""
+    given = state if tokens is None else tokens
+    if given is None:
+        raise InputError("nothing to run on: give tokens, or a state for programs that start with h_t")
+    return len(given)
 
 
 def _recovered(

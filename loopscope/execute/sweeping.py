@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from loopscope.address import Address, Row
@@ -20,14 +21,15 @@ from loopscope.errors import InputError
 from loopscope.estimates import DRAWS
 from loopscope.execute.checks import check_read
 from loopscope.execute.executor import run
-from loopscope.execute.measuring import metric_on, read_by
+from loopscope.execute.measuring import count_of, metric_on, read_by
 from loopscope.execute.memory import Memory
 from loopscope.execute.metrics import Metric
-from loopscope.execute.tables import sweep_table
+from loopscope.execute.tables import EXAMPLES, Resampled, sweep_table
 from loopscope.execute.traces import Work
 from loopscope.execute.unequal import Decoder, Texts, named_rows
 from loopscope.program import Program, ProgramLike, Run, Source, as_program, as_source
 from loopscope.protocol import LoopedModel, TokenMap
+from loopscope.resampling import Seed
 from loopscope.results import Tabular, numbered
 from loopscope.table import Table
 from loopscope.wildcards import addresses_of
@@ -44,6 +46,7 @@ class Sweep(Tabular):
     base: Float[Tensor, "examples rows classes"]
     work: Work = field(repr=False)
     rows: tuple[Row, ...] = (-1,)
+    resampled: Resampled = EXAMPLES
 
     @property
     def predictions(self) -> Int[Tensor, "addresses examples rows"]:
@@ -75,7 +78,7 @@ class Sweep(Tabular):
         if answers is not None:
             self.rates(answers)
             measured = {"right": predictions == answers.to(predictions.device)[:, None], **measured}
-        return sweep_table(self.program, self.source, self.addresses, measured, {}, self.rows, draws)
+        return sweep_table(self.program, self.source, self.addresses, measured, {}, self.rows, draws, self.resampled)
 
     def _words(self) -> str:
         sizes = f"{numbered(self.logits.shape[1], 'example')}, {numbered(self.logits.shape[2], 'row')}"
@@ -100,6 +103,7 @@ class Measured(Tabular):
     base: Float[Tensor, "examples rows"]
     work: Work = field(repr=False)
     rows: tuple[Row, ...] = (-1,)
+    resampled: Resampled = EXAMPLES
 
     def table(self, draws: int = DRAWS) -> Table:
         """`value`, the mean of the metric over examples at every address, with its interval.
@@ -107,7 +111,8 @@ class Measured(Tabular):
         With several rows read there is a line for each, `row` says which.
         """
         about = {"metric": self.metric, "without": float(self.base.double().mean())}
-        return sweep_table(self.program, self.source, self.addresses, {"value": self.values}, about, self.rows, draws)
+        measured = {"value": self.values}
+        return sweep_table(self.program, self.source, self.addresses, measured, about, self.rows, draws, self.resampled)
 
     def _words(self) -> str:
         examples = numbered(self.values.shape[1], "example")
@@ -139,6 +144,8 @@ def sweep(
     rows: Sequence[Row | str] = (-1,),
     chunk: int | None = None,
     stack: int | None = None,
+    clusters: ArrayLike | None = None,
+    seed: Seed = 0,
     memory: int | None = None,
     tell: Callable[[Memory], None] | None = None,
 ) -> Sweep: ...
@@ -163,6 +170,8 @@ def sweep(
     rows: Sequence[Row | str] = (-1,),
     chunk: int | None = None,
     stack: int | None = None,
+    clusters: ArrayLike | None = None,
+    seed: Seed = 0,
     memory: int | None = None,
     tell: Callable[[Memory], None] | None = None,
 ) -> Measured: ...
@@ -186,6 +195,8 @@ def sweep(
     rows: Sequence[Row | str] = (-1,),
     chunk: int | None = None,
     stack: int | None = None,
+    clusters: ArrayLike | None = None,
+    seed: Seed = 0,
     memory: int | None = None,
     tell: Callable[[Memory], None] | None = None,
 ) -> Sweep | Measured:
@@ -197,6 +208,9 @@ def sweep(
 
     With a `metric`, a name or a function of `metrics`, its values are what comes back, and logits live only until they
     are measured: memory does not grow with the vocabulary.
+
+    Tables, plots and files of what is found have intervals over examples or, where these come in `clusters`, an id for
+    each, over clusters; `seed` draws them.
 
     `memory` is what the sweep may hold, in bytes beside the model and its inputs; as many places and examples are taken
     at a time as fit, and InputError says what one takes if it does not.  `tell` hears the peak before the sweep starts.
@@ -213,17 +227,20 @@ def sweep(
         "maps": maps, "others": others, "given": given, "state": state, "mask": mask, "tokenizer": tokenizer,
         "rows": rows,
     }  # fmt: skip
+    resampled = Resampled.of(clusters, seed, count_of(tokens, state))
     if metric is None:
         if answers is not None:
             raise InputError("answers belong to a metric, and none was asked for (nearest: metric='probability')")
         result = run(model, tokens, [base, *cells], chunk=chunk, stack=stack, memory=memory, tell=tell, **inputs)
         logits = torch.stack([result[cell].logits for cell in cells])
-        return Sweep(base, origin, places, logits, result[base].logits, result.work, named_rows(rows))
+        return Sweep(base, origin, places, logits, result[base].logits, result.work, named_rows(rows), resampled)
     measured = metric_on(model, tokens, base, origin, metric, answers, inputs)
     found = read_by(
         model, tokens, base, cells, measured, inputs, memory=memory, chunk=chunk, stack=stack, tell=tell
     )  # fmt: skip
-    return Measured(base, origin, places, found.metric, found.values, found.base, found.work, named_rows(rows))
+    return Measured(
+        base, origin, places, found.metric, found.values, found.base, found.work, named_rows(rows), resampled
+    )
 
 
 def source_or_program(source: Source | ProgramLike) -> Source:

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from loopscope.address import Address, Row
+from loopscope.errors import InputError
 from loopscope.estimates import DRAWS, means
+from loopscope.execute.metrics import SHARES
 from loopscope.program import Program
+from loopscope.resampling import Seed, generator
 from loopscope.table import Table
 
 AT_ONCE = 1 << 26
 """Logits that are made probabilities at a time."""
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """What the intervals of a table resample: the clusters of examples, by default each its own, from a seed.
+
+    InputError, with `of`, for clusters that are not one id for each of so many examples.
+    """
+
+    clusters: tuple[Any, ...] | None = None
+    seed: Seed = 0
+
+    @classmethod
+    def of(cls, clusters: ArrayLike | None, seed: Seed, examples: int) -> Resampled:
+        """Of clusters as a user gives them."""
+        generator(seed)
+        if clusters is None:
+            return cls(None, seed)
+        ids = np.asarray(clusters)
+        if ids.shape != (examples,):
+            raise InputError(f"{examples} examples need as many cluster ids, not {list(ids.shape)}")
+        return cls(tuple(ids.tolist()), seed)
+
+
+EXAMPLES = Resampled()
+"""Every example alone."""
 
 
 def answers_table(
@@ -62,10 +93,11 @@ def sweep_table(
     about: Mapping[str, Any],
     rows: Sequence[Row],
     draws: int = DRAWS,
+    resampled: Resampled = EXAMPLES,
 ) -> Table:
     """Means over examples of what was measured, with intervals: a line for every address and row that was read.
 
-    Where several rows were read, `row` says which.
+    Where several rows were read, `row` says which.  `resampled` is what intervals resample, by default the examples.
     """
     columns: dict[str, Any] = {
         name: [value for value in values for _ in rows]
@@ -74,8 +106,11 @@ def sweep_table(
     if len(rows) > 1:
         columns["row"] = row_names(rows) * len(addresses)
     n = None
+    clusters = None if resampled.clusters is None else np.asarray(resampled.clusters)
     for name, values in measured.items():
-        columns[name] = means(values.detach().double().cpu().numpy().swapaxes(0, 1), draws=draws).flat()
+        share = values.dtype == torch.bool or about.get("metric") in SHARES
+        array = values.detach().double().cpu().numpy().swapaxes(0, 1)
+        columns[name] = means(array, clusters=clusters, seed=resampled.seed, draws=draws, share=share).flat()
         n = columns[name].n
     return Table("sweep", {**columns, "n": n}, {"program": str(program), "source": str(source), **about})
 

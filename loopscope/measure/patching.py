@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from loopscope.address import Address, Row
@@ -30,13 +31,14 @@ from loopscope.execute.executor import check_programs, run
 from loopscope.execute.memory import Memory, TooLargeError
 from loopscope.execute.runs import MAIN, Sizes
 from loopscope.execute.sweeping import sweep
-from loopscope.execute.tables import sweep_table
+from loopscope.execute.tables import EXAMPLES, Resampled, sweep_table
 from loopscope.execute.unequal import Decoder, Texts, anchors_of, check_rows, groups, listed
 from loopscope.log import Log, silent
 from loopscope.models.passes import LanguageModel, check_length
 from loopscope.pieces import pieces_of
 from loopscope.program import Call, Coda, Patch, Program, ProgramLike, Run, Start, as_program
 from loopscope.protocol import TokenMap
+from loopscope.resampling import Seed
 from loopscope.results import Tabular, numbered
 from loopscope.table import Table
 from loopscope.wildcards import addresses_of
@@ -230,12 +232,14 @@ class Recovery(Tabular):
     after: Float[Tensor, " texts"]
     recovered: Float[Tensor, "addresses texts"]
     named: Bool[Tensor, "addresses texts"]
+    resampled: Resampled = EXAMPLES
 
     def table(self, draws: int = DRAWS) -> Table:
         """`value`, the mean share recovered over texts, at every address, and how often the other's answer is named."""
         measured = {"value": self.recovered[..., None], "named": self.named[..., None]}
         about = {"metric": "recovered"}
-        return sweep_table(self.program, f"({self.program})@{OTHER}", self.addresses, measured, about, (-1,), draws)
+        source = f"({self.program})@{OTHER}"
+        return sweep_table(self.program, source, self.addresses, measured, about, (-1,), draws, self.resampled)
 
     def _words(self) -> str:
         share = self.recovered.double().mean(1)
@@ -261,6 +265,8 @@ def recover(
     row: Row = -1,
     tokenizer: Decoder | None = None,
     name: Callable[[int], str] = str,
+    clusters: ArrayLike | None = None,
+    seed: Seed = 0,
     memory: int | None = None,
     tell: Callable[[Memory], None] | None = None,
     log: Log = silent,
@@ -269,9 +275,10 @@ def recover(
 
     `source` is another program to take values from, such as one with a map; the other text may then be the same.
     Errors as `execute.sweep`; InputError for a text whose answer is also its other's, as then there is nothing to move;
-    `name` gives a token's name for that line.  `memory` and `tell` as for `execute.sweep`; it is told of every group of
-    places that are swept together, before these are.
+    `name` gives a token's name for that line.  `clusters`, `seed`, `memory` and `tell` as for `execute.sweep`; it is
+    told of every group of places that are swept together, before these are.
     """
+    resampled = Resampled.of(clusters, seed, len(tokens))
     log("reading both texts")
     program = as_program(program)
     theirs, giving = states or {}, program if source is None else as_program(source)
@@ -311,7 +318,7 @@ def recover(
         recovered.append((_difference(logits, answers.expand(len(some), -1, -1)) - before) / (after - before))
         named.append(logits.argmax(-1) == answers[:, 1])
         start += len(some)
-    return Recovery(program, tuple(places), answers, before, after, torch.cat(recovered), torch.cat(named))
+    return Recovery(program, tuple(places), answers, before, after, torch.cat(recovered), torch.cat(named), resampled)
 
 
 def _difference(
