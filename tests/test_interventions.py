@@ -96,13 +96,28 @@ def test_single_loops_are_those_of_a_sweep_whatever_the_memory() -> None:
 
 def test_spans_go_over_the_loops_that_are_asked_for() -> None:
     model = KINDS["prelude and coda"]()
-    found = spans(model, TOKENS, "F4", ["loop[2].layer[1].z", "loop[4].layer[1].z"], "*=0", metric=apart, **FAST)
-    assert [(row["first"], row["last"]) for row in found] == [(2, 2), (2, 4), (4, 4)]
-    both = (F**4).patch("loop[2].layer[1].z", "*=0").patch("loop[4].layer[1].z", "*=0")
-    close(found.where(first=2, last=4)["value"], plainly(model, both).mean())
+    found = spans(model, TOKENS, "F4", ["loop[3].layer[1].z", "loop[4].layer[1].z"], "*=0", metric=apart, **FAST)
+    assert [(row["first"], row["last"]) for row in found] == [(3, 3), (3, 4), (4, 4)]
+    both = (F**4).patch("loop[3].layer[1].z", "*=0").patch("loop[4].layer[1].z", "*=0")
+    close(found.where(first=3, last=4)["value"], plainly(model, both).mean())
     for place in ("prelude.layer[1].z", "coda[4].layer[1].z"):
         with pytest.raises(InputError, match="is in no loop"):
             spans(model, TOKENS, "F4", place, "*=0", metric=apart)
+
+
+def test_a_span_with_a_gap_is_refused() -> None:
+    """A row that says 1 to 4 would be of a patch in 1 and 4 alone."""
+    gap = ["loop[1].layer[1].z", "loop[4].layer[1].z"]
+    said = r"layer\[1\].z is asked in loops 1, 4 without 2 \(nearest: loop\[1\].layer\[1\].z, loop\[2\]"
+    with pytest.raises(InputError, match=said):
+        spans(KINDS["simple"](), TOKENS, "F4", gap, "*=0", metric=apart)
+    model = KINDS["two stacks"]()
+    every = spans(model, TOKENS, model.usual, "layer[1].z", "*=0", metric=apart, **FAST)
+    stack = every["place"][0].split(".")[0]
+    loops = sorted({row["first"] for row in every if row["place"] == f"{stack}.layer[1].z"})
+    beside = [f"loop[{loop}].layer[1].z" for loop in loops[:2]]  # calls of another stack may stand between them
+    found = spans(model, TOKENS, model.usual, beside, "*=0", metric=apart, **FAST)
+    assert [(row["first"], row["last"]) for row in found] == [(loops[0], loops[0]), (*loops[:2],), (loops[1], loops[1])]
 
 
 # Ablations ------------------------------------------------------------------------------------------------------------
