@@ -332,7 +332,7 @@ def test_the_script_and_the_command_of_a_program_give_the_same_numbers(
         ("F3", {"kind": "patterns", "head": 1, "place": "loop[1].layer[1]", "size": 64}, "with size 0"),
         ("F3", {"kind": "compare", "other": "H3", "rows": "last"}, "stacks of this model"),
         ("F3", {"kind": "sweep", "by": "head", "component": "resid", "rows": "all", "source": "F4"}, "no heads"),
-        ("F3", {"kind": "sweep", "by": "head", "component": "z", "rows": "all", "source": "(F3)"}, "answer '4': nothing"),
+        ("F3", {"kind": "sweep", "by": "head", "component": "z", "rows": "all", "source": "(F3)"}, "answer '4'"),
         ("F3", {"kind": "sweep", "by": "head", "component": "z", "rows": "all", "source": "*=0"}, "from a run"),
         ("F3", {"kind": "sweep", "by": "head", "component": "z", "rows": [], "source": "F4"}, "rows of a sweep"),
         ("F4", {"kind": "sweep", "by": "head", "component": "z", "rows": [7], "source": "F2 J:one F2"}, "rows 0..6"),

@@ -426,6 +426,11 @@ def speaker() -> Iterator[Server]:
         yield server
 
 
+def trouble(page: Page) -> str:
+    """What the page says that went wrong."""
+    return page.locator(".trouble:visible").inner_text()
+
+
 HOSTILE = '<b>bold</b> "&amp;" <img src=x onerror=alert(1)>'
 
 
@@ -477,7 +482,7 @@ def test_a_text_of_ones_own_is_swept_against_a_changed_copy(browser: Browser, sp
         other.fill("a b b a a b b a")
         other.press("Enter")
         settled(page)
-        assert "(F4)@other takes a pattern" in page.locator(".trouble:visible").inner_text()
+        assert re.search(r"\(F4\)@other takes a pattern, but its source has \d+ rows, this run \d+: ", trouble(page))
         other.fill("abbb ab")
         other.press("Enter")
         settled(page)
@@ -504,11 +509,12 @@ def test_the_rows_of_a_sweep_are_those_that_are_shown(page: Page) -> None:
     assert "row 33" in page.locator(".sweep figcaption").inner_text()
 
 
-@pytest.mark.parametrize("view", ["patterns", "patch&from=loop:2", "trajectories", "compare"])
+@pytest.mark.parametrize("view", ["patterns", "patch", "patch&from=loop:2", "sweep", "trajectories", "compare"])
 def test_every_view_shows_a_language_model(browser: Browser, speaker: Server, view: str) -> None:
     with shown(browser, f"{speaker.url}#view={view}", PHONE) as page:
         settled(page)
-        assert page.locator(".trouble:visible, .wrong:visible").count() == 0
+        said = page.locator(".trouble:visible, .wrong:visible").all_inner_texts()
+        assert all("nothing to recover" in each for each in said), said  # random weights answer most texts alike
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
 
 

@@ -175,7 +175,7 @@ class Plan:
                 node = self._step(node, Part("prelude", program.prelude), name)
             prelude = node
             if program.start is not None or (pieces is not None and (pieces.starts or self.sizes.several)):
-                start = Seed(0) if program.start is None else program.start  # what a model begins with where none is named
+                start = Seed(0) if program.start is None else program.start  # what a model begins with by itself
                 node = self._step(node, Part("start", start=start), name)
         path = [node]
         for step in program.steps[:steps]:
@@ -323,8 +323,13 @@ class Plan:
         """The rows of the origin; InputError where it has no rows that stand for those of the site."""
         if rows is None and giver.length == here:
             return site.numbers
+        if site.component == "pattern" and giver.length != here:
+            raise InputError(
+                f"{patch} takes a pattern, but its source has {giver.length} rows, this run {here}: its keys would be"
+                " others; give it as many rows"
+            )
         if site.component == "pattern":
-            raise InputError(f"{patch} takes a pattern from other rows or another length: its keys would be others")
+            raise InputError(f"{patch} takes a pattern from other rows: its keys would be others")
         if rows is None and any(isinstance(row, int) and row >= 0 for row in patch.site.rows or (0,)):
             raise InputError(
                 f"{patch} names rows from the start, and the inputs have {here} and {giver.length} rows; rows from the"

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from loopscope.errors import LoopscopeError
 from loopscope.model import LoopedTransformer
 from loopscope.program import Program
 from loopscope.tasks import parity, relations
@@ -28,8 +29,10 @@ from loopscope.tasks.graph_walk import (
 )
 from loopscope.tasks.populations import population
 from loopscope.view.contract import Json, Settings
+from loopscope.view.inputs import tokens_of
 
 if TYPE_CHECKING:
+    from loopscope.models.text import Tokenizer
     from loopscope.view.shown_model import ShownModel
 
 OTHER = "other"
@@ -47,7 +50,7 @@ TEXTS = (
     ("Mary and John went out, and John gave a book to", "Mary and John went out, and Mary gave a book to"),
     ("2, 4, 6, 8,", "1, 3, 5, 7,"),
 )  # fmt: skip
-"""Texts and others that differ from them in a word or two."""
+"""Texts and others that differ from them in a word or two; shown are those that a tokenizer makes equally long."""
 
 BITS, PARITY_SEED = (6, 9, 12), 31
 
@@ -70,11 +73,8 @@ def examples_of(subject: ShownModel) -> tuple[Example, ...]:
     """What a model is shown on first; there is always one."""
     if subject.walk is not None:
         return tuple(_walks(subject.walk.nodes))
-    if subject.tokenizer is not None:
-        return tuple(
-            Example(f"text-{number}", one, _text(one), {OTHER: _text(two)})
-            for number, (one, two) in enumerate(TEXTS, start=1)
-        )
+    if subject.tokenizer is not None and (texts := tuple(_texts(subject, subject.tokenizer))):
+        return texts
     if isinstance(subject.model, LoopedTransformer):
         if subject.vocabulary == parity.VOCABULARY:
             return tuple(_bits())
@@ -150,6 +150,36 @@ def _graph(successors: Int[Tensor, " nodes"], start: int) -> Settings:
 
 
 # ---- others ----------------------------------------------------------------------------------------------------------
+
+
+def _texts(subject: ShownModel, tokenizer: Tokenizer) -> Iterator[Example]:
+    """Texts that the model can read, each with another of as many tokens, whose rows can all be patched from."""
+    read = {text: _tokens(subject, text) for pair in TEXTS for text in pair}
+    pairs = [(one, _text(two)) for one, two in TEXTS if read[one] != read[two] and len(read[one]) == len(read[two])]
+    pairs = [(one, other) for one, other in pairs if read[one]]
+    pairs = pairs or [(one, _exchanged(tokenizer, read[one])) for one, _ in TEXTS if read[one]]
+    for number, (one, other) in enumerate(pairs, start=1):
+        yield Example(f"text-{number}", one, _text(one), {OTHER: other})
+
+
+def _tokens(subject: ShownModel, text: str) -> tuple[int, ...]:
+    """The tokens of a text; none where the model cannot read it."""
+    try:
+        return tokens_of(subject, _text(text))
+    except LoopscopeError:
+        return ()
+
+
+def _exchanged(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> Settings:
+    """An input whose token in the middle is another one of the same text; a text, where it is read as these tokens."""
+    middle = len(tokens) // 2
+    before, here, behind = tokens[:middle], tokens[middle], tokens[middle + 1 :]
+    changed = [[*before, new, *behind] for new in dict.fromkeys(tokens) if new != here]
+    for each in changed:
+        text = tokenizer.decode(each)
+        if tokenizer.encode(text) == each:
+            return _text(text)
+    return {"tokens": changed[0] if changed else [*before, 0 if here else 1, *behind]}
 
 
 def _text(text: str) -> Settings:
