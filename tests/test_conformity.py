@@ -459,7 +459,16 @@ def test_an_outline_is_not_looked_at() -> None:
     conformity.ensure(build(CONFIG), TOKENS)
 
 
-@pytest.mark.parametrize("mix", [lambda h: h - h.mean(-2, keepdim=True), lambda h: h.flip(0)], ids=["rows", "examples"])
+MIXING: dict[str, TokenMap] = {
+    "rows": lambda h: h - h.mean(-2, keepdim=True),
+    "all rows": lambda h: h - h.mean((0, 1), keepdim=True),
+    "the next row": lambda h: h + torch.cat([h[:, 1:], 0 * h[:, :1]], 1),
+    "examples": lambda h: h.flip(0),
+    "earlier examples": lambda h: h.cumsum(0),
+}
+
+
+@pytest.mark.parametrize("mix", MIXING.values(), ids=MIXING)
 def test_a_map_that_mixes_rows_is_refused(refused: Callable[..., str], mix: TokenMap) -> None:
     said = refused(InputError, lambda: run(tiny_model(), TOKENS, "F J:mix F", maps={"mix": mix}))
     assert said.startswith("map 'mix' gives a row another value beside other rows")

@@ -8,13 +8,13 @@ input in every call, layers before the loop) would give wrong numbers without an
 - `embed` gives [B, T, width], and row r of it depends on token r alone;
 - `project` gives queries, keys and values [..., heads, R, head size], in every layer;
 - every piece of glue (`settle`, `start`, `enter`, `join`, `close`, `leave`, `read`) and of a layer (`project`,
-  `attn_out`, `mlp_out` and its hidden units) gives a row the same value alone as beside other rows and examples, at the
-  position that it is given;
-- a `mask` gives booleans, and lets every row see itself;
+  `attn_out`, `mlp_out` and its hidden units) gives rows of one of two examples (the first, a middle one, the last, and
+  some that are no neighbours) the same value apart as beside all others, at the position that it is given (`rowwise`);
+- a `mask` gives booleans, lets every row see itself, and says of one query or of some keys what it says of all;
 - the logits of a model's own `forward(tokens)`, where it has one that gives logits, are those of some number of calls.
 
-That costs a few rows per layer.  `check_model` asks the same of all layers, for those who write an adapter, and
-compares with logits of the original (`agreement`).  Without these, a model that keeps all of it may still be another
+That costs a few rows per layer; of layers of one class with the same flags one is asked for its rows apart.
+`check_model` asks all of every layer and of more rows, for those who write an adapter, and compares with logits of the original (`agreement`).  Without these, a model that keeps all of it may still be another
 than the one meant.
 """
 
@@ -23,24 +23,32 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from loopscope.errors import InputError, LoopscopeError
+from loopscope import bounds
+from loopscope.errors import InputError
 from loopscope.execute.agreement import called_with, check_forward, check_reference, own_forward
+from loopscope.execute.rowwise import Cut, apart, called, check_equal, cuts, far, shape_of, shaped, together
 from loopscope.pieces import LayerPieces, Pieces, pieces_of
 from loopscope.program import Seed, Start
 from loopscope.protocol import LoopedModel, Side, TokenMap, device_of
-from loopscope.store.files import first_line
 
-_ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-3}
-"""How far two ways to compute the same may be apart, as a share of the largest number; half precision: 0.06."""
+MASKED = 64
+"""Positions that masks are asked for, one by one: more than a prefix, less than takes time."""
 
 _seen: dict[int, tuple[weakref.ref[object], tuple[object, ...]]] = {}
 _looked_at: set[int] = set()
+
+
+class _Look(NamedTuple):
+    """How closely a model is looked at: `every` layer, or one of a class; `thorough`: rows apart of every layer."""
+
+    every: bool
+    thorough: bool
 
 
 def check_model(
@@ -68,7 +76,7 @@ def check_model(
     if tokens.dim() != 2 or tokens.shape[1] < 2 or len(tokens.unique()) < 2:
         raise InputError("a model is looked at with two rows or more that hold two different tokens")
     with torch.no_grad():
-        _check_rows(model, tokens, None, every=True)
+        _check_rows(model, tokens, None, _Look(every=True, thorough=True))
         compared = False
         if reference_logits is not None:
             check_reference(model, tokens, reference_logits, start)
@@ -97,7 +105,7 @@ def ensure(model: LoopedModel, tokens: Tensor | None, state: Tensor | None = Non
     _looked_at.add(id(model))
     try:
         with torch.no_grad():
-            enough = _check_rows(model, tokens, state, every=not _ours(model))
+            enough = _check_rows(model, tokens, state, _Look(every=not _ours(model), thorough=False))
             if tokens is not None and not _ours(model):
                 check_forward(model, tokens[:1, :3], own_forward(model))
     finally:
@@ -129,8 +137,8 @@ def remember(model: LoopedModel) -> None:
 # Rows ----------------------------------------------------------------------------------------------------------------
 
 
-def _check_rows(model: LoopedModel, tokens: Tensor | None, state: Tensor | None, every: bool) -> bool:
-    """Shapes, and rows alone against rows together; gives whether there were rows enough to see all of it."""
+def _check_rows(model: LoopedModel, tokens: Tensor | None, state: Tensor | None, how: _Look) -> bool:
+    """Shapes, and rows apart against rows together; gives whether there were rows enough to see all of it."""
     for name in ("heads", "width", "head_size"):
         size = getattr(model, name)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -142,42 +150,44 @@ def _check_rows(model: LoopedModel, tokens: Tensor | None, state: Tensor | None,
     if tokens is not None:
         few = tokens[:1, :3]
         rows = torch.arange(few.shape[1], device=few.device)
-        e = _shaped("embed", _call("embed", pieces.embed, few, rows), (*few.shape, model.width))
+        e = shaped("embed", called("embed", pieces.embed, few, rows), (*few.shape, model.width))
         enough = _check_embed(pieces, tokens)
-        # Two examples, so that one that looks at the other is found out, too.
         e, words = _two(e), torch.cat([few, few.flip(1)])
-        e = _glue("settle", pieces.settle, (e,), model.width)
+    if state is not None:
+        rows = torch.arange(min(state.shape[1], 3), device=state.device)
+    chosen = cuts(len(rows), how.thorough, rows.device)
+
+    def glue(name: str, function: Callable[..., Any], given: tuple[Tensor, ...], width: int) -> Tensor:
+        """What a piece of glue gives for rows [2, R, d]; a default of `pieces` is known to act row by row."""
+        found = together(name, function, given, (*given[0].shape[:2], width))
+        if hasattr(model, name):
+            apart(name, function, found, given, chosen)
+        return found
+
+    if e is not None:
+        e = glue("settle", pieces.settle, (e,), model.width)
     if state is not None:
         h = _two(state[:1, :3])
-        rows = torch.arange(h.shape[1], device=h.device)
     else:
         assert e is not None
         h = e
         for start in (None, Seed(1)) if pieces.draws else (None,):
-            h = _glue("start", lambda x, at, start=start: pieces.start(x, start, at), (e, rows), pieces.state_width)
-    x, kinds = pieces.part(h, next(iter(pieces.stacks))) if e is None else e, set[type]()
-
-    def look(name: str, layers: Sequence[LayerPieces]) -> None:
-        for number, layer in enumerate(layers, start=1):
-            kind = type(layer.layer)
-            if every or kind not in kinds:
-                said = f"{name}'s ".replace("layer", f"layer {number}")
-                _check_layer(model, layer, said, x, rows, words, alone=kind not in kinds)
-            kinds.add(kind)
-
-    look("prelude layer", pieces.prelude)
-    for stack, layers in pieces.stacks.items():
-        for call in (1, 2) if pieces.injects else ():
-            given = (h,) if e is None else (h, e)
-            entering = _entering(pieces, call, stack)
-            entered = _glue("enter", entering, given, model.width)
-            x = entered
-        look("layer" if len(pieces.stacks) == 1 else f"layer of {stack}", layers)
-        h = _glue("close", lambda x, h, stack=stack: pieces.close(x, h, stack), (x, h), pieces.state_width)
-    x = _glue("leave", pieces.leave, (h,), model.width)
-    look("coda layer", pieces.coda)
-    logits = _call("read", model.read, x)
-    _glue("read", model.read, (x,), logits.shape[-1] if isinstance(logits, Tensor) and logits.dim() else 0)
+            h = glue("start", lambda x, at, start=start: pieces.start(x, start, at), (e, rows), pieces.state_width)
+    x = pieces.part(h, next(iter(pieces.stacks))) if e is None else e
+    length = (state if tokens is None else tokens).shape[1]  # type: ignore[union-attr]
+    layers = _Layers(model, how, words, rows, chosen, torch.arange(min(length, MASKED), device=rows.device))
+    layers.look("prelude layer", pieces.prelude, x)
+    for stack, each in pieces.stacks.items():
+        given = (h,) if e is None or not pieces.injects else (h, e)
+        for call in _calls(model):
+            x = glue("enter", _entering(pieces, call, stack), given, model.width)
+        layers.look("layer" if len(pieces.stacks) == 1 else f"layer of {stack}", each, x)
+        h = glue("close", lambda x, h, stack=stack: pieces.close(x, h, stack), (x, h), pieces.state_width)
+    x = glue("leave", pieces.leave, (h,), model.width)
+    layers.look("coda layer", pieces.coda, x)
+    logits = called("read", model.read, x)
+    classes = logits.shape[-1] if isinstance(logits, Tensor) and logits.dim() else 0
+    apart("read", model.read, shaped("read", logits, (*x.shape[:2], classes)), (x,), chosen)
     return enough and len(rows) > 1
 
 
@@ -186,20 +196,15 @@ def _two(h: Tensor) -> Tensor:
     return torch.cat([h, h.flip(1) * 0.5])
 
 
+def _calls(model: LoopedModel) -> tuple[int, ...]:
+    """Numbers of calls that `enter` is tried with: the first two, and the last of a usual run."""
+    loops = getattr(model, "loops", 0)
+    last = loops if type(loops) is int and 0 < loops <= bounds.LOOPS else 0
+    return tuple(dict.fromkeys((1, 2, max(2, last))))
+
+
 def _entering(pieces: Pieces, call: int, stack: str) -> Callable[..., Tensor]:
     return lambda h, e=None: pieces.enter(h, e, call, stack)
-
-
-def _glue(name: str, function: Callable[..., Any], given: tuple[Tensor, ...], width: int) -> Tensor:
-    """What a piece of glue gives for rows [2, R, d]; InputError unless it is of this width, and row by row.
-
-    Positions [R] may stand among what it is given.
-    """
-    like = given[0]
-    found = _shaped(name, _call(name, function, *given), (*like.shape[:2], width))
-    one = [each[-1:] if each.dim() == 1 else each[:1, -1:] for each in given]
-    _same(name, found, _call(name, function, *one), torch.cat([each.flatten() for each in given]))
-    return found
 
 
 def _check_embed(pieces: Pieces, tokens: Tensor) -> bool:
@@ -209,10 +214,10 @@ def _check_embed(pieces: Pieces, tokens: Tensor) -> bool:
         return False
     one, two = different[0], different[-1]
     pairs = torch.stack([torch.stack(pair) for pair in ((one, one), (one, two), (two, one), (two, two))])
-    h = _shaped("embed", _embedded(pieces, pairs), (4, 2, pieces.width))
+    h = shaped("embed", _embedded(pieces, pairs), (4, 2, pieces.width))
     rule = "row r must depend on token r alone"
     for row, first, second in ((0, 0, 1), (0, 2, 3), (1, 0, 2), (1, 1, 3)):
-        _equal("the model's embed", h[first, row], h[second, row], h, rule)
+        check_equal("the model's embed", h[first, row], h[second, row], h, rule)
     # The same of the first and the last of all rows, whose example stands alone, then beside others.
     whole = tokens[:1]
     alone = _embedded(pieces, whole)
@@ -221,127 +226,147 @@ def _check_embed(pieces: Pieces, tokens: Tensor) -> bool:
         other[:, row] = whole[:, row]
         beside = _embedded(pieces, torch.cat([whole, other, two.expand_as(whole)]))
         for example in (0, 1):
-            _equal("the model's embed", alone[0, row], beside[example, row], alone, rule)
+            check_equal("the model's embed", alone[0, row], beside[example, row], alone, rule)
     return True
 
 
 def _embedded(pieces: Pieces, tokens: Tensor) -> Any:
-    return _call("embed", pieces.embed, tokens, torch.arange(tokens.shape[1], device=tokens.device))
+    return called("embed", pieces.embed, tokens, torch.arange(tokens.shape[1], device=tokens.device))
 
 
-def _check_layer(
-    model: LoopedModel, layer: LayerPieces, name: str, x: Tensor, rows: Tensor, words: Tensor | None, alone: bool
-) -> None:
-    """One layer; `alone`: also whether it treats rows alone, which is asked of one layer of a kind."""
-    scale = _call(f"{name}scale", float, layer.scale)
-    if not math.isfinite(scale):
-        raise InputError(f"the model's {name}scale must be a finite number, not {scale}")
-    if layer.softcap is not None and not 0 < layer.softcap < math.inf:
-        raise InputError(f"the model's {name}softcap must be a finite number above 0, not {layer.softcap}")
-    side = None if words is None or not layer.takes_side else Side(words, 1)
-    if layer.takes_side and side is None:
-        return  # it cannot be asked without tokens
-    heads = (len(x), model.heads, len(rows), model.head_size)
-    found = _parts(f"{name}project", layer, x, rows, "qkv", side, heads)
-    if len({each.dtype for each in found}) > 1 and not torch.is_autocast_enabled(x.device.type):
-        types = ", ".join(str(each.dtype).removeprefix("torch.") for each in found)
-        raise InputError(f"the model's {name}project must give one type, not {types} for q, k and v")
-    if not layer.causal:
-        seen = _call(f"{name}mask", layer.visible, rows, rows)
+class _Layers:
+    """Looks at layers with rows [2, R, d] of the stream, and remembers which kinds it has looked at."""
+
+    def __init__(
+        self,
+        model: LoopedModel,
+        how: _Look,
+        words: Int[Tensor, "2 R"] | None,
+        rows: Int[Tensor, " R"],
+        chosen: Sequence[Cut],
+        positions: Int[Tensor, " T"],
+    ) -> None:
+        """`chosen` is what is looked at apart, `positions` are those that masks are asked for."""
+        self.model, self.how, self.words, self.rows, self.chosen = model, how, words, rows, chosen
+        self.positions = positions
+        self._kinds: set[object] = set()
+        self._masks: dict[type, list[Tensor]] = {}
+
+    def look(self, name: str, layers: Sequence[LayerPieces], x: Float[Tensor, "2 R d"]) -> None:
+        """InputError where one of the layers does not fit; rows apart are asked of every layer, or one of a kind."""
+        for number, layer in enumerate(layers, start=1):
+            kind = _kind(layer.layer, self.how.every)
+            known = kind in self._kinds
+            self._kinds.add(kind)
+            if known and not self.how.every:
+                continue
+            said = f"{name}'s ".replace("layer", f"layer {number}")
+            self._look(layer, said, x, () if known and not self.how.thorough else self.chosen)
+
+    def _look(self, layer: LayerPieces, name: str, x: Tensor, chosen: Sequence[Cut]) -> None:
+        """One layer, and of `chosen` rows whether it treats them apart as together."""
+        scale = called(f"{name}scale", float, layer.scale)
+        if not math.isfinite(scale):
+            raise InputError(f"the model's {name}scale must be a finite number, not {scale}")
+        if layer.softcap is not None and not 0 < layer.softcap < math.inf:
+            raise InputError(f"the model's {name}softcap must be a finite number above 0, not {layer.softcap}")
+        if not layer.causal:
+            self._look_at_mask(layer, name)
+        if layer.takes_side and self.words is None:
+            return  # it cannot be asked without tokens
+        q, k, v = self._projected(layer, f"{name}project", "qkv", x, self.rows, self.words)
+        if len({each.dtype for each in (q, k, v)}) > 1 and not torch.is_autocast_enabled(x.device.type):
+            types = ", ".join(str(each.dtype).removeprefix("torch.") for each in (q, k, v))
+            raise InputError(f"the model's {name}project must give one type, not {types} for q, k and v")
+        added = together(f"{name}attn_out", layer.attn_out, (v, x), x.shape)
+        joined = together(f"{name}join", _joining(layer, "attn"), (x, added), x.shape)
+        after = together(f"{name}mlp_out", layer.mlp_out, (x, joined), x.shape)
+        left = together(f"{name}join", _joining(layer, "mlp"), (joined, after), x.shape)
+        words = () if self.words is None else (self.words,)
+        for parts, whole in (("q", q), ("kv", torch.cat([k, v], -1))):
+            apart(f"{name}project", self._projecting(layer, name, parts), whole, (x, self.rows, *words), chosen)
+        apart(f"{name}attn_out", layer.attn_out, added, (v, x), chosen)
+        if layer.units:
+            _look_at_units(layer, name, x, joined, after, chosen)
+        apart(f"{name}mlp_out", layer.mlp_out, after, (x, joined), chosen)
+        if hasattr(layer.layer, "join"):
+            apart(f"{name}join", _joining(layer, "attn"), joined, (x, added), chosen)
+            apart(f"{name}join", _joining(layer, "mlp"), left, (joined, after), chosen)
+
+    def _projecting(self, layer: LayerPieces, name: str, parts: str) -> Callable[..., Tensor]:
+        """Some projections of a layer side by side, [.., H, R, parts * k], of rows, their positions and tokens."""
+
+        def project(x: Tensor, rows: Tensor, words: Tensor | None = None) -> Tensor:
+            return torch.cat(self._projected(layer, f"{name}project", parts, x, rows, words), -1)
+
+        return project
+
+    def _projected(
+        self, layer: LayerPieces, name: str, parts: str, x: Tensor, rows: Tensor, words: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Some projections of a layer, [.., H, R, k] each; InputError for others than these."""
+        side = Side(words, 1) if layer.takes_side and words is not None else None
+        found = called(name, layer.project, x, rows, parts, side)
+        if not isinstance(found, tuple | list) or len(found) != len(parts):
+            raise InputError(f"the model's {name} must give {len(parts)} tensors for {parts!r}, not {shape_of(found)}")
+        heads, size = self.model.heads, self.model.head_size
+        wanted, said = (len(x), heads, len(rows), size), f" (heads {heads}, head_size {size})"
+        return tuple(shaped(f"{name} of {part!r}", each, wanted, said) for part, each in zip(parts, found, strict=True))
+
+    def _look_at_mask(self, layer: LayerPieces, name: str) -> None:
+        """A mask must let rows see themselves, and say of some queries and keys what it says of them among all."""
+        rows = self.positions
+        seen = called(f"{name}mask", layer.visible, rows, rows)
         if not bool(seen.diagonal().all()):
             row = int((~seen.diagonal()).nonzero()[0])
             raise InputError(f"the model's {name}mask does not let row {row} see itself, as every row must")
-    added = _shaped(f"{name}attn_out", _call(f"{name}attn_out", layer.attn_out, found[2], x), x.shape)
-    joined = _shaped(f"{name}join", _call(f"{name}join", layer.join, x, added, "attn"), x.shape)
-    after = _shaped(f"{name}mlp_out", _call(f"{name}mlp_out", layer.mlp_out, x, joined), x.shape)
-    _shaped(f"{name}join", _call(f"{name}join", layer.join, joined, after, "mlp"), x.shape)
-    if layer.units:
-        hidden = _call(f"{name}mlp_hidden", layer.mlp_hidden, x, joined)
-        width = hidden.shape[-1] if isinstance(hidden, Tensor) and hidden.dim() else 0
-        _shaped(f"{name}mlp_hidden", hidden, (*x.shape[:-1], width))
-        made = _shaped(f"{name}mlp_from", _call(f"{name}mlp_from", layer.mlp_from, hidden), x.shape)
-        if off := _far(made, after, x):
-            raise InputError(f"the model's {name}mlp_from of its mlp_hidden is {off:.3g} off its mlp_out")
-    if not alone:
-        return
-    last, one = (1, model.heads, 1, model.head_size), x[:1, -1:]
-    mine = None if side is None else Side(side.tokens[:1, -1:], side.call)
-    parts = [
-        *_parts(f"{name}project", layer, one, rows[-1:], "q", mine, last),
-        *_parts(f"{name}project", layer, one, rows[-1:], "kv", mine, last),
-    ]
-    for whole, part in zip(found, parts, strict=True):
-        _same(f"{name}project", whole, part, x)
-    _same(f"{name}attn_out", added, _call(f"{name}attn_out", layer.attn_out, found[2][:1, :, -1:], one), found[2])
-    if layer.units:
-        _same(f"{name}mlp_hidden", hidden, _call(f"{name}mlp_hidden", layer.mlp_hidden, one, joined[:1, -1:]), x)
-        _same(f"{name}mlp_from", made, _call(f"{name}mlp_from", layer.mlp_from, hidden[:1, -1:]), hidden)
-    _same(f"{name}mlp_out", after, _call(f"{name}mlp_out", layer.mlp_out, one, joined[:1, -1:]), x)
-    for which, stream, out in (("attn", x, added), ("mlp", joined, after)):
-        whole = layer.join(stream, out, which)
-        _same(f"{name}join", whole, _call(f"{name}join", layer.join, stream[:1, -1:], out[:1, -1:], which), stream)
+        known = self._masks.setdefault(type(layer.layer), [])
+        if not self.how.thorough and any(torch.equal(seen, each) for each in known):
+            return
+        known.append(seen)
+        single = [called(f"{name}mask", layer.visible, row, rows) for row in rows.split(1)]
+        if not torch.equal(torch.cat(single), seen):
+            row = int((torch.cat(single) != seen).any(1).nonzero()[0])
+            raise InputError(
+                f"the model's {name}mask lets row {row} see other keys alone than beside other rows; {GO_BY}"
+            )
+        for some in (rows[1:], rows[:-1], rows.flip(0)) if len(rows) > 1 else ():
+            if not torch.equal(called(f"{name}mask", layer.visible, rows, some), seen[:, some]):
+                raise InputError(f"the model's {name}mask says another thing of some keys than of all; {GO_BY}")
 
 
-def _parts(
-    name: str, layer: LayerPieces, x: Tensor, rows: Tensor, parts: str, side: Side | None, wanted: tuple[int, ...]
-) -> tuple[Tensor, ...]:
-    found = _call(name, layer.project, x, rows, parts, side)
-    if not isinstance(found, tuple | list) or len(found) != len(parts):
-        raise InputError(f"the model's {name} must give {len(parts)} tensors for {parts!r}, not {_shape_of(found)}")
-    said = f" (heads {wanted[1]}, head_size {wanted[3]})"
-    return tuple(_shaped(f"{name} of {part!r}", each, wanted, said) for part, each in zip(parts, found, strict=True))
+GO_BY = "it must go by the positions that it is given"
 
 
-def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a member gives; InputError where it does not take a few rows."""
-    try:
-        return function(*arguments)
-    except LoopscopeError:
-        raise
-    except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":
-            raise
-        given = _shape_of(arguments[0])
-        raise InputError(f"the model's {name} does not take {given}: {first_line(error)}") from error
+def _look_at_units(
+    layer: LayerPieces, name: str, x: Tensor, joined: Tensor, after: Tensor, chosen: Sequence[Cut]
+) -> None:
+    """An MLP's hidden units, which must lead to what it gives."""
+    hidden = called(f"{name}mlp_hidden", layer.mlp_hidden, x, joined)
+    width = hidden.shape[-1] if isinstance(hidden, Tensor) and hidden.dim() else 0
+    shaped(f"{name}mlp_hidden", hidden, (*x.shape[:-1], width))
+    made = together(f"{name}mlp_from", layer.mlp_from, (hidden,), x.shape)
+    if off := far(made, after, x):
+        raise InputError(f"the model's {name}mlp_from of its mlp_hidden is {off:.3g} off its mlp_out")
+    apart(f"{name}mlp_hidden", layer.mlp_hidden, hidden, (x, joined), chosen)
+    apart(f"{name}mlp_from", layer.mlp_from, made, (hidden,), chosen)
 
 
-def _shaped(name: str, found: Any, wanted: tuple[int, ...], said: str = "") -> Tensor:
-    if not isinstance(found, Tensor) or not found.is_floating_point() or tuple(found.shape) != tuple(wanted):
-        raise InputError(f"the model's {name} must give a tensor of shape {list(wanted)}{said}, not {_shape_of(found)}")
-    return found
+def _joining(layer: LayerPieces, which: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, out: layer.join(x, out, which)
 
 
-def _shape_of(found: Any) -> str:
-    if isinstance(found, Tensor):
-        return f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
-    return f"{len(found)} of them" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
-
-
-def _same(name: str, together: Tensor, alone: Any, given: Tensor) -> None:
-    """The last row of the first example must be what it is alone."""
-    expected = together[:1, ..., -1:, :]
-    found = _shaped(name, alone, tuple(expected.shape), " for one row")
-    _equal(f"the model's {name}", expected, found, given, "it must act on every row alone, at the position it is told")
-
-
-def _equal(name: str, one: Tensor, two: Tensor, given: Tensor, rule: str) -> None:
-    """InputError unless two results agree as far as rounding lets them."""
-    if off := _far(one, two, given):
-        raise InputError(f"{name} gives a row another value beside other rows, {off:.3g} off; {rule}")
-
-
-def _far(one: Tensor, two: Tensor, given: Tensor) -> float:
-    """How far two results are apart, 0 where that is rounding; numbers that are not finite say nothing."""
-    a, b = one.double(), two.double()
-    apart = float((a - b).abs().amax())
-    share = _ROUNDING.get(one.dtype, 0.06)
-    size = float(torch.maximum(a.abs(), b.abs()).amax())
-    rounding = 32 * torch.finfo(one.dtype).eps * float(given.detach().double().abs().amax())
-    return apart if math.isfinite(apart) and apart > share * size + rounding else 0.0
+def _kind(layer: object, flags: bool) -> object:
+    """What layers that are looked at once have in common: their class, and where asked the `flags` that they carry."""
+    held = getattr(layer, "__dict__", {}) if flags else {}
+    return type(layer), tuple(sorted((name, each) for name, each in held.items() if isinstance(each, bool)))
 
 
 def check_map(name: str, steering_map: TokenMap, like: Float[Tensor, "*B d"]) -> None:
     """InputError unless a map treats a row beside others, of its example and of another one, as it does alone."""
     x = torch.linspace(-1, 1, 4 * like.shape[-1], device=like.device).to(like.dtype).view(2, 2, -1)
+    whole = steering_map(x.clone())
+    each = steering_map(x.clone().view(4, 1, -1)).view(x.shape)  # every row an example of its own
     alone = steering_map(x[:1, 1:].clone())
-    _equal(f"map {name!r}", steering_map(x.clone())[:1, 1:], alone, x, "a map must act on every row alone")
+    for one, two in ((whole, each), (whole[:1, 1:], alone)):
+        check_equal(f"map {name!r}", one, two, x, "a map must act on every row alone")
