@@ -469,6 +469,28 @@ def test_a_text_is_read_loop_by_loop(browser: Browser, speaker: Server) -> None:
         ]
 
 
+def test_a_long_text_opens_at_its_end(browser: Browser, speaker: Server) -> None:
+    with shown(browser, f"{speaker.url}#view=text&input=text:{'a+b+' * 40}b") as page:
+        settled(page)
+        rows = page.locator(".tokens tbody tr")
+        count, scroll = rows.count(), box(page, ".scroll.both")
+        assert count > 40
+        assert f"Behind row {count - 1}," in page.locator(".top").inner_text()
+        assert "after loop 4" in page.locator(".top").inner_text()
+        end = rows.last.bounding_box()
+        assert end is not None
+        assert scroll["y"] < end["y"] < scroll["bottom"]
+        assert page.locator(".tokens td[tabindex='0']").count() == 1
+        page.locator(".scroll.both").evaluate("e => { e.scrollTop = 0; }")
+        page.locator(".tokens td").first.click()  # where one reads is kept
+        settled(page)
+        assert page.locator(".scroll.both").evaluate("e => e.scrollTop") == 0
+        at(page, f"view=text&row=30&input=text:{'a+b+' * 40}a")
+        line = rows.nth(30).bounding_box()
+        assert line is not None
+        assert scroll["y"] < line["y"] < scroll["bottom"]
+
+
 def test_a_text_of_ones_own_is_swept_against_a_changed_copy(browser: Browser, speaker: Server) -> None:
     with shown(browser, f"{speaker.url}#view=patch&input=text:abba+ab") as page:
         settled(page)

@@ -54,6 +54,8 @@ export function textGrid(app, more = {}) {
   /** @type {{answer: Answer, tokens: Token[]} | null} */
   let now = null;
   let drawn = "";
+  /** The rows that were drawn last: other ones are shown from their end, or from the row that a link names. */
+  let before = "";
   /** The cell whose tokens are told. @type {{point: number, index: number} | null} */
   let told = null;
 
@@ -113,7 +115,7 @@ export function textGrid(app, more = {}) {
     if (!step) return;
     const next = cellOf(Number(cell.dataset.index) + step[0], Number(cell.dataset.point) + step[1]);
     if (!next) return;
-    cell.tabIndex = -1;
+    for (const each of table.querySelectorAll('td[tabindex="0"]')) each.setAttribute("tabindex", "-1");
     next.tabIndex = 0;
     next.focus();
     next.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -129,8 +131,20 @@ export function textGrid(app, more = {}) {
     const row = rows.indexOf(Number(state.get().row || NaN));
     const kept = told && (row < 0 || (told.index === row && points[told.point]?.calls === loop));
     const cell = kept ? told : row < 0 ? null : { point: pointAt(points, loop), index: row };
-    if (cell && cellOf(cell.index, cell.point)) tell(cell.point, cell.index);
+    const point = Math.min(cell?.point ?? 0, points.length - 1); // a run may have become shorter
+    if (cell && cellOf(cell.index, point)) tell(point, cell.index);
     else fill(top, el("p", { class: "key" }, hint));
+  };
+
+  /** Begin where a text is read: at the row that a link names, else at the last one, behind the last loop. */
+  const begin = () => {
+    const { points, rows } = /** @type {Answer} */ (now?.answer).head;
+    const row = rows.indexOf(Number(state.get().row || NaN));
+    told = row < 0 ? { point: points.length - 1, index: rows.length - 1 } : null;
+    const index = row < 0 ? rows.length - 1 : row;
+    const line = cellOf(index, 0)?.closest("tr");
+    if (line) scroll.scrollTop = line.offsetTop - scroll.clientHeight / 2;
+    if (row < 0) scroll.scrollTop = scroll.scrollHeight;
   };
 
   const draw = () => {
@@ -170,7 +184,7 @@ export function textGrid(app, more = {}) {
           {
             class: classes,
             role: "gridcell",
-            tabindex: index === 0 && at === 0 ? 0 : -1,
+            tabindex: -1,
             "data-point": at,
             "data-index": index,
           },
@@ -199,8 +213,13 @@ export function textGrid(app, more = {}) {
     const [index, point] = table.contains(focused) ? [focused?.dataset.index, focused?.dataset.point] : [];
     fill(table, el("thead", {}, head), el("tbody", {}, ...rows));
     scroll.scrollTop = held;
+    const shown = tokens.map((token) => token.id).join();
+    if (shown !== before) begin();
+    before = shown;
     if (index !== undefined) cellOf(Number(index), Number(point))?.focus({ preventScroll: true });
     tellAgain();
+    const stop = told ?? { point: last, index: rows.length - 1 };
+    cellOf(stop.index, stop.point)?.setAttribute("tabindex", "0");
     more.shown?.(answer, tokens);
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => element.isConnected && draw());
