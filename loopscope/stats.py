@@ -6,7 +6,8 @@ Three questions come up, each with its own unit of resampling:
   right more often?  `sign_test`.
 - How sure is an accuracy whose examples come in graphs (all starts of a graph succeed or fail together), measured with
   several map fits and perhaps several backbones?  Count per graph with `tally`, then `cluster_bootstrap` (new graphs,
-  these backbones; of several accuracies at once `cluster_bootstraps`) or `backbone_bootstrap` (new backbones and new
+  these backbones; of several accuracies at once `cluster_bootstraps`; where few intervals are
+  looked at, `cluster_bootstrap_later`) or `backbone_bootstrap` (new backbones and new
   graphs).  `mean_bootstrap` and `mean_sd` serve where one number per backbone is all there is.
 - How sure is the slope of a line whose residuals hang together from one point to the next?  `fit_line` and
   `moving_block_bootstrap`; `loopscope.studies.parity.phase` uses them for the drift of parity readouts.
@@ -18,8 +19,9 @@ Generator to continue.  Intervals are percentile intervals.  Unusable input rais
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -40,6 +42,27 @@ class Estimate:
     n: int
     unit: str
     draws: int
+
+    @classmethod
+    def later(cls, value: float, n: int, unit: str, bounds: Callable[[], tuple[float, float, int]]) -> Estimate:
+        """One whose `bounds`, which are low, high and draws, are computed when one of them is first asked for."""
+        made = object.__new__(cls)
+        vars(made).update(value=value, n=n, unit=unit, _bounds=bounds)
+        return made
+
+    def __getattr__(self, name: str) -> float:
+        """Python asks here for what is not there: the bounds of one made by `later`."""
+        bounds = vars(self).get("_bounds")
+        if bounds is None or name not in ("low", "high", "draws"):
+            raise AttributeError(name)
+        found = dict(zip(("low", "high", "draws"), bounds(), strict=True))
+        vars(self).update(found)
+        vars(self).pop("_bounds", None)
+        return found[name]
+
+    def __reduce__(self) -> tuple[type[Estimate], tuple[float, float, float, int, str, int]]:
+        """A copy, or one that goes to another process, has its bounds."""
+        return Estimate, (self.value, self.low, self.high, self.n, self.unit, self.draws)
 
 
 @dataclass(frozen=True)
@@ -189,16 +212,46 @@ def cluster_bootstrap(
     return _estimate(_value(a, b), _contrast(a, b, draw(seed, draws, a.clusters)), level, a.clusters, unit)
 
 
+def cluster_bootstrap_later(
+    a: Tally, b: Tally | None = None, *, seed: int, draws: int = 5_000, level: float = 0.95, unit: str = "graph"
+) -> Estimate:
+    """`cluster_bootstrap` with its value at once, its interval when it is asked for: of many rows few are looked at.
+
+    The counts must stay as they are until then.
+    """
+    _check_bootstrap(a, b, level)
+
+    def bounds() -> tuple[float, float, int]:
+        return _bounds(_contrast(a, b, draw(seed, draws, a.clusters)), level)
+
+    return Estimate.later(_value(a, b), a.clusters, unit, bounds)
+
+
 def cluster_bootstraps(
     a: Tally, *, seed: Seed, draws: int = 5_000, level: float = 0.95, unit: str = "graph"
 ) -> list[Estimate]:
     """`cluster_bootstrap` of every entry along the first axis, (entries, *rows, clusters), from the same draws."""
-    _check_bootstrap(a, None, level)
-    if a.correct.ndim < 2:
-        raise InputError(f"cluster_bootstraps needs (entries, *rows, clusters): got {a.correct.shape}")
+    _check_bootstraps(a, level)
     values = _contrast(a, None, np.ones((1, a.clusters)), kept=1)[0]
     samples = _contrast(a, None, draw(seed, draws, a.clusters), kept=1)
     return [_estimate(value, each, level, a.clusters, unit) for value, each in zip(values, samples.T, strict=True)]
+
+
+def cluster_bootstraps_later(
+    a: Tally, *, seed: int, draws: int = 5_000, level: float = 0.95, unit: str = "graph"
+) -> list[Estimate]:
+    """`cluster_bootstraps` with their values at once, all intervals when one is asked for."""
+    _check_bootstraps(a, level)
+
+    @cache
+    def samples() -> Float[np.ndarray, "entries draws"]:
+        return _contrast(a, None, draw(seed, draws, a.clusters), kept=1).T
+
+    def bounds(entry: int) -> Callable[[], tuple[float, float, int]]:
+        return lambda: _bounds(samples()[entry], level)
+
+    values = _contrast(a, None, np.ones((1, a.clusters)), kept=1)[0].tolist()
+    return [Estimate.later(value, a.clusters, unit, bounds(entry)) for entry, value in enumerate(values)]
 
 
 def backbone_bootstrap(
@@ -274,6 +327,12 @@ def _value(a: Tally, b: Tally | None) -> float:
     return float(_contrast(a, b, np.ones((1, a.clusters)))[0])
 
 
+def _check_bootstraps(a: Tally, level: float) -> None:
+    _check_bootstrap(a, None, level)
+    if a.correct.ndim < 2:
+        raise InputError(f"cluster_bootstraps needs (entries, *rows, clusters): got {a.correct.shape}")
+
+
 def _check_bootstrap(a: Tally, b: Tally | None, level: float) -> None:
     check_level(level)
     if b is not None and (a.clusters != b.clusters or not np.array_equal(np.asarray(a.ids), np.asarray(b.ids))):
@@ -346,11 +405,17 @@ def moving_block_bootstrap(
 
 
 def _estimate(value: float, samples: Float[np.ndarray, " draws"], level: float, n: int, unit: str) -> Estimate:
+    low, high, draws = _bounds(samples, level)
+    return Estimate(float(value), low, high, n, unit, draws)
+
+
+def _bounds(samples: Float[np.ndarray, " draws"], level: float) -> tuple[float, float, int]:
+    """The percentile interval, and of how many draws; InputError where none has a statistic."""
     defined = samples[~np.isnan(samples)]
     if len(defined) == 0:
         raise InputError(f"none of {len(samples)} bootstrap draws holds eligible examples in every row")
     low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(value), float(low), float(high), n, unit, len(defined))
+    return float(low), float(high), len(defined)
 
 
 def check_level(level: float) -> None:

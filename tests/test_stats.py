@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,9 @@ from loopscope.stats import (
     Tally,
     backbone_bootstrap,
     cluster_bootstrap,
+    cluster_bootstrap_later,
     cluster_bootstraps,
+    cluster_bootstraps_later,
     fit_line,
     mean_bootstrap,
     mean_sd,
@@ -128,6 +132,20 @@ def test_tally_and_ratio_of_sums_by_hand() -> None:
 def test_fits_count_equally_whatever_their_denominators() -> None:
     counts = Tally(np.array([[10.0, 10.0], [0.0, 0.0]]), np.array([[10.0, 10.0], [1.0, 1.0]]))
     assert cluster_bootstrap(counts, seed=0, draws=10).value == 0.5  # pooled it would be 20 / 22
+
+
+def test_an_interval_that_is_drawn_when_it_is_asked_for_is_the_same() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (Tally(rng.integers(0, 4, (3, 20)), np.full((3, 20), 4)) for _ in range(2))
+    later = cluster_bootstrap_later(a, b, seed=3, draws=50)
+    assert "low" not in vars(later)
+    for made in (pickle.loads(pickle.dumps(later)), copy.deepcopy(later), later):
+        assert made == cluster_bootstrap(a, b, seed=3, draws=50)
+    assert cluster_bootstraps_later(a, seed=3, draws=50) == cluster_bootstraps(a, seed=3, draws=50)
+    with pytest.raises(AttributeError):
+        later.nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(InputError, match="at least two clusters"):
+        cluster_bootstrap_later(Tally(np.ones((1, 1)), np.ones((1, 1))), seed=0)
 
 
 def test_examples_that_are_not_eligible_do_not_count() -> None:

@@ -24,6 +24,8 @@ from loopscope.studies.lineage import Lineage
 from loopscope.studies.records import Record, percent
 from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -33,6 +35,7 @@ class Evidence:
     fresh: Sequence[Record] = ()
     lineage: Lineage = field(default_factory=Lineage)
     _tables: dict[int, list[Table]] = field(default_factory=dict, repr=False)
+    _kept: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def records(self) -> list[Record]:
@@ -97,6 +100,14 @@ class Evidence:
         make = EXPERIMENTS[record.experiment].tables
         paper = record.facts.name in self.selection.names[:1]
         return [] if make is None else list(make(record.predictions, record.facts, paper))
+
+    def kept(self, name: str, records: Sequence[Record], make: Callable[[], T]) -> T:
+        """What follows from several records, made once: `name` says what it is."""
+        where = name, tuple(map(id, records))
+        if where not in self._kept:
+            self._kept[where] = make()
+        found: T = self._kept[where]
+        return found
 
     def quantities(self, record: Record) -> list[Quantity]:
         """All quantities of a record's tables."""
@@ -260,9 +271,6 @@ def mean_of(rows: Sequence[Quantity]) -> Estimate:
     if len(rows) == 1:
         return rows[0].estimate
     return mean_sd(values).estimate("backbone")
-
-
-T = TypeVar("T")
 
 
 def of_cohort(found: Mapping[str, T], cohort: str) -> tuple[dict[str, T], bool]:

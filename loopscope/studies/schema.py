@@ -162,6 +162,8 @@ class Kept:
             return
         if self.same is not None and not torch.equal(found.long(), self.same.long()):
             raise MisfitError(f"{name!r} as was asked for", "other numbers")
+        if self._within(found):
+            return
         wrong = found < self.low
         if self.high is not None:
             wrong = wrong | (found > self.high)
@@ -170,6 +172,13 @@ class Kept:
         if bool(wrong.any()):
             high = "" if self.high is None else f" to {int(self.high) if isinstance(self.high, int) else 'its bound'}"
             raise MisfitError(f"numbers from {self.low}{high} in {name!r}", str(int(found[wrong][0])))
+
+    def _within(self, found: Tensor) -> bool:
+        """Whether the least and the largest say at once that all is well."""
+        if isinstance(self.high, Tensor) or not found.numel():
+            return False
+        least, most = (int(each) for each in found.aminmax())
+        return least >= self.low and (self.high is None or most <= self.high)
 
 
 Layout = Mapping[str, Mapping[str, Kept]]

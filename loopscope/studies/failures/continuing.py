@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.quantity import At, Quantity, Table
-from loopscope.stats import Tally, cluster_bootstrap
+from loopscope.stats import Tally, cluster_bootstrap_later
 from loopscope.studies.graph_walk.continuation import WITHHELD, Asked, answers_of, asked_of
 from loopscope.studies.graph_walk.continuation_curves import BEYOND, INSIDE, Range
 from loopscope.studies.records import ModelFacts, Predictions
@@ -86,7 +86,7 @@ class Counted:
         first, last = loops
         right: Float[Tensor, "fits cycles"] = self.found[target][:, first - 1 : last].double().sum(1)
         most = torch.full_like(right, self.nodes * (last - first + 1))
-        share = cluster_bootstrap(Tally(right.numpy(), most.numpy()), seed=SEED)
+        share = cluster_bootstrap_later(Tally(right.numpy(), most.numpy()), seed=SEED)
         label = f"{AGAIN[target]}, loops {first}-{last}"
         at: At = {"target": target, "first": first, "last": last}
         return Quantity("failures.continuation", label, share, int(most[0].sum()), None, at)

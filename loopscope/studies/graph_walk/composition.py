@@ -197,9 +197,9 @@ class Answers:
         return cls(found, _fits(facts.fits), some_graphs(at, first, measured))
 
     @cached_property
-    def targets(self) -> list[Int[Tensor, " n"]]:
-        """u, f(u), f^2(u), ... as far as the longest string of two hops a call leads."""
-        return [self.at.ahead(steps) for steps in range(1 + 2 * CALLS)]
+    def targets(self) -> list[UInt8[Tensor, " n"]]:
+        """u, f(u), f^2(u), ... as far as the longest string of two hops a call leads; of the type of answers."""
+        return [self.at.ahead(steps).to(torch.uint8) for steps in range(1 + 2 * CALLS)]
 
     def given(self, string: str, suffix: str = "") -> UInt8[Tensor, "fits n"]:
         """The answers of all fits at the end of a string."""

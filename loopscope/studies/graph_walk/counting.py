@@ -17,7 +17,7 @@ from jaxtyping import Bool, Integer
 from torch import Tensor
 
 from loopscope.quantity import At, Quantity
-from loopscope.stats import Estimate, cluster_bootstrap, cluster_bootstraps, tally
+from loopscope.stats import Estimate, cluster_bootstrap_later, cluster_bootstraps_later, tally
 from loopscope.studies.trained import Walks
 
 SEED = 2026092317
@@ -52,7 +52,7 @@ def share(
     a, *b = (tally(each, walks.clusters, kept) for each in (hits, minus) if each is not None)
     n = int(kept.sum(-1).min())
     if (a.eligible > 0).sum(-1).min() >= 2:
-        return Quantity(id, label, cluster_bootstrap(a, *b, seed=SEED), n, published, at)
+        return Quantity(id, label, cluster_bootstrap_later(a, *b, seed=SEED), n, published, at)
     first, *others = (float(each.accuracy().mean()) for each in (a, *b))
     alone = Estimate(first - sum(others), math.nan, math.nan, a.clusters, "graph", 0)
     return Quantity(id, label, alone, n, published, at)
@@ -89,7 +89,7 @@ def distribution(
     """
     hits = {node(each): answers == walks.ahead(each) for each in steps}
     hits[OTHER] = ~torch.stack(list(hits.values())).any(0)
-    shares = cluster_bootstraps(tally(np.stack(list(hits.values())), walks.clusters, walks.kept), seed=SEED)
+    shares = cluster_bootstraps_later(tally(np.stack(list(hits.values())), walks.clusters, walks.kept), seed=SEED)
     known, n = published or {}, int(walks.kept.sum())
     return [
         Quantity(id, label + answer, estimate, n, known.get(answer), {**at, "answer": answer})

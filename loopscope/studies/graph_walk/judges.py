@@ -294,7 +294,10 @@ class _Pairs:
         found = {name: known[name] for name in names if name in known and set(targets) <= known[name].facts.fits.keys()}
         if len(found) < len(names):
             return None
-        return cls(list(found.values()), list(of_tables(matched_tables.tables(*apart(found)))))
+        records = list(found.values())
+        return evidence.kept(
+            MATCHED, records, lambda: cls(records, list(of_tables(matched_tables.tables(*apart(found)))))
+        )
 
     def controls(self, target: str) -> tuple[Control, ...]:
         """What J alone reads out of final-only and of stepwise backbones: the target should come with F."""

@@ -26,7 +26,7 @@ from loopscope.bounds import taken
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap
 from loopscope.quantity import At, Quantity, Table
-from loopscope.stats import Tally, cluster_bootstrap
+from loopscope.stats import Tally, cluster_bootstrap_later
 from loopscope.studies.graph_walk.composition import COPY, EVERY, INDEPENDENT, PAPER_LONG, SO_FAR, long_strings, program
 from loopscope.studies.records import ModelFacts, Predictions
 from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances
@@ -267,7 +267,7 @@ class Counted:
         """Accuracy at one of `marks`, `lasting.call`; `counted` may be "so far"."""
         label = f"{EVERY if counted == 'right' else SO_FAR}, call {call}"
         published = PAPER_LONG[INDEPENDENT].get((kind, EVERY), {}).get(call)
-        share = cluster_bootstrap(self._tally(family, kind, call, counted), seed=SEED)
+        share = cluster_bootstrap_later(self._tally(family, kind, call, counted), seed=SEED)
         at: At = {"family": family, "kind": kind, "call": call, "counted": counted}
         paper = published if (family, counted) == (PUBLISHED, "right") else None
         return Quantity("lasting.call", label, share, self.kept, paper, at)
@@ -276,13 +276,13 @@ class Counted:
         """How much more often a family is right at a call than the published maps are (paired): `lasting.cost`."""
         a, b = (self._tally(each, kind, call, "right") for each in (family, PUBLISHED))
         label, at = f"{family}, {kind}, minus {PUBLISHED}", {"family": family, "kind": kind}
-        return Quantity("lasting.cost", label, cluster_bootstrap(a, b, seed=SEED), self.kept, None, at)
+        return Quantity("lasting.cost", label, cluster_bootstrap_later(a, b, seed=SEED), self.kept, None, at)
 
     def copy_row(self, kind: str, call: int) -> Quantity:
         """How often u itself is right at a call, `lasting.copy`."""
         right = self._by_graph(self._returns(self._hops(kind)[:, call - 1]) & self.at.kept).sum(0)
         there = self._by_graph(self.at.kept) * len(self.strings(kind))
-        share = cluster_bootstrap(Tally(right.numpy(), there.numpy()), seed=SEED)
+        share = cluster_bootstrap_later(Tally(right.numpy(), there.numpy()), seed=SEED)
         return Quantity("lasting.copy", f"{COPY}, call {call}", share, self.kept, None, {"kind": kind, "call": call})
 
     def _hops(self, kind: str) -> Int[Tensor, "strings calls"]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from loopscope.quantity import At, Quantity, Table
-from loopscope.stats import Estimate, Tally, cluster_bootstrap, mean_sd, tally
+from loopscope.stats import Estimate, Tally, cluster_bootstrap_later, mean_sd, tally
 from loopscope.studies.graph_walk.matched import (
     ANSWERS,
     BEFORE,
@@ -68,7 +68,7 @@ def _rows(
         return []
     n = min(int(counted.sum()) for _, counted in cases)
     if len(counts) == 1:
-        share = cluster_bootstrap(counts[0], seed=SEED)
+        share = cluster_bootstrap_later(counts[0], seed=SEED)
     else:
         share = mean_sd([float(each.accuracy().mean()) for each in counts]).estimate("backbone")
     return [Quantity(id, label, share, n, published, at)]
@@ -295,7 +295,7 @@ def _pairs(study: Study) -> list[Pair]:
             two = final[seed], stepwise[seed]
             if target in targets_of(two):
                 a, b = (study.right(each, target) for each in two)
-                shares = [float(hits[:, kept].double().mean()) for hits in (a, b)]
+                shares = [int((hits & kept).sum()) / (len(hits) * int(kept.sum())) for hits in (a, b)]
                 gap = _difference(a, b, study.at)
                 outcome.append(Pair(seed, target, shares[0], shares[1], gap, int(kept.sum())))
     return outcome
@@ -303,7 +303,7 @@ def _pairs(study: Study) -> list[Pair]:
 
 def _difference(a: Bool[Tensor, "fits n"], b: Bool[Tensor, "others n"], at: Walks) -> Estimate:
     counts = (tally(np.asarray(hits), at.clusters, np.asarray(at.kept)) for hits in (a, b))
-    return cluster_bootstrap(*counts, seed=SEED)
+    return cluster_bootstrap_later(*counts, seed=SEED)
 
 
 def _gaps(found: Sequence[Pair]) -> Table:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Literal
 
@@ -134,13 +135,23 @@ def positions(nodes: Integer[Tensor, "*reads instances"], rings: str = "rings") 
 
     `nodes` may hold the first graphs only.
     """
-    graphs, starts = _first(nodes, rings)
-    return path_position(graphs, starts, nodes.long().movedim(-1, 0)).movedim(0, -1)
+    _check_first(nodes, rings)
+    n, steps = nodes.shape[-1], _steps_to(rings)
+    return steps[:n].gather(1, nodes.long().movedim(-1, 0).reshape(n, -1)).T.reshape(nodes.shape)
+
+
+@lru_cache(maxsize=2)
+def _steps_to(rings: str) -> Int[Tensor, "instances nodes"]:
+    """How many steps from its start each node is, for all starts of a population; -1 on another cycle."""
+    graphs, starts = all_starts(population(rings).graphs)
+    return path_position(graphs, starts, torch.arange(graphs.shape[1]).expand_as(graphs))
 
 
 def frequencies(positions: Int[Tensor, "*reads instances"], nodes: int) -> Float[Tensor, "*reads nodes"]:
     """How often each position is read."""
-    return torch.stack([(positions == place).double().mean(-1) for place in range(nodes)], -1)
+    reads, n = positions.shape[:-1], positions.shape[-1]
+    counts = [row.bincount(minlength=nodes + 1)[1:] for row in (positions + 1).reshape(-1, n)]
+    return torch.stack(counts).double().reshape(*reads, nodes) / n
 
 
 def by_label(
@@ -216,7 +227,7 @@ def trajectory(
     """Sum up what `read_native` gave, for a backbone trained for `loops` loops and asked for `depth` steps."""
     nodes = population(rings).nodes
     found = modes(frequencies(positions(nodes_read, rings), nodes))
-    right = _right(nodes_read, rings, depth).double().mean(1)
+    right = _right(nodes_read, rings, depth).sum(1).double() / nodes_read.shape[1]
     return Trajectory(
         loops, depth % nodes, found, increments(found, nodes), float(right[loops]), float(right[-1]),
         nodes_read.shape[1],
@@ -377,14 +388,25 @@ def _walks(nodes_read: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) 
 
 
 def _right(nodes_read: Integer[Tensor, "reads n"], rings: str, depth: int) -> Bool[Tensor, "reads n"]:
-    graphs, starts = _first(nodes_read, rings)
-    return nodes_read == advance(graphs, starts, depth)
+    _check_first(nodes_read, rings)
+    return nodes_read == _targets(rings, depth)[: nodes_read.shape[-1]]
+
+
+@lru_cache(maxsize=2)
+def _targets(rings: str, depth: int) -> UInt8[Tensor, " instances"]:
+    """The right answers, as records keep nodes."""
+    return advance(*all_starts(population(rings).graphs), depth).to(torch.uint8)
 
 
 def _first(nodes_read: Integer[Tensor, "*reads n"], rings: str) -> tuple[Int[Tensor, "n nodes"], Int[Tensor, " n"]]:
     """The graphs and starts that were read: the first ones of the population."""
+    _check_first(nodes_read, rings)
     graphs, starts = all_starts(population(rings).graphs)
-    n = nodes_read.shape[-1]
-    if n > len(starts) or n % graphs.shape[1]:
-        raise InputError(f"{n} readouts are not all starts of the first graphs of {rings!r}, which has {len(starts)}")
-    return graphs[:n], starts[:n]
+    return graphs[: nodes_read.shape[-1]], starts[: nodes_read.shape[-1]]
+
+
+def _check_first(nodes_read: Integer[Tensor, "*reads n"], rings: str) -> None:
+    """InputError for anything but all starts of the first graphs."""
+    n, nodes, most = nodes_read.shape[-1], population(rings).nodes, population(rings).graphs.numel()
+    if n > most or n % nodes:
+        raise InputError(f"{n} readouts are not all starts of the first graphs of {rings!r}, which has {most}")

@@ -15,7 +15,7 @@ from jaxtyping import Bool
 
 from loopscope.measure.replies import answers_name
 from loopscope.quantity import Coordinate, Quantity
-from loopscope.stats import Estimate, cluster_bootstrap, wilson
+from loopscope.stats import Estimate, cluster_bootstrap_later, wilson
 from loopscope.stats import tally as by_cluster
 
 DRAWS, SEED = 10_000, 0
@@ -40,7 +40,7 @@ def difference(one: Right, other: Right, clusters: Sequence[object] | None = Non
     ids = (
         np.arange(len(one)) if clusters is None else np.unique([str(each) for each in clusters], return_inverse=True)[1]
     )
-    return cluster_bootstrap(by_cluster(one, ids), by_cluster(other, ids), seed=SEED, draws=DRAWS, unit=unit)
+    return cluster_bootstrap_later(by_cluster(one, ids), by_cluster(other, ids), seed=SEED, draws=DRAWS, unit=unit)
 
 
 def by_depth(

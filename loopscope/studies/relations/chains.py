@@ -24,7 +24,7 @@ from loopscope.execute.executor import run
 from loopscope.program import F, J, Program
 from loopscope.protocol import LoopedModel, TokenMap
 from loopscope.quantity import At, Quantity, Table
-from loopscope.stats import Estimate, Tally, cluster_bootstrap, mean_sd, wilson
+from loopscope.stats import Estimate, Tally, cluster_bootstrap_later, mean_sd, wilson
 from loopscope.studies.records import Predictions
 from loopscope.tasks import relations
 
@@ -333,7 +333,7 @@ def _estimate(
     if minus is None and hits.shape[:2] == (1, 1):
         return wilson(int(hits.sum()), hits.shape[-1], unit="query")
     a, *b = (_tally(each) for each in (hits, minus) if each is not None)
-    return cluster_bootstrap(a, *b, seed=SEED, unit="query")
+    return cluster_bootstrap_later(a, *b, seed=SEED, unit="query")
 
 
 def _tally(hits: Bool[Tensor, "maps lengths queries"]) -> Tally:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.quantity import At, Quantity, Table
-from loopscope.stats import Tally, cluster_bootstrap
+from loopscope.stats import Tally, cluster_bootstrap_later
 from loopscope.store.artefacts import load_backbone
 from loopscope.studies.graph_walk.trajectories import increments, modes, positions, read_native
 from loopscope.studies.records import ModelFacts, Predictions
@@ -217,7 +217,7 @@ class Counted:
     def row(self, control: Control, k: int) -> Quantity:
         """The share of right answers of J_k: `selecting.accuracy`."""
         at: At = {"control": control.name, "budget": self.budget, "k": k}
-        share = cluster_bootstrap(self.tally(control, [k]), seed=SEED)
+        share = cluster_bootstrap_later(self.tally(control, [k]), seed=SEED)
         return Quantity("selecting.accuracy", f"k = {k}", share, self.n, None, at)
 
     def answers(self, control: Control, k: int) -> list[float]:
