@@ -19,6 +19,7 @@ from loopscope.store.artefacts import BACKBONE, MAP
 from loopscope.store.store import Store
 from loopscope.studies import recipes
 from loopscope.studies.recipes import RECIPES
+from loopscope.studies.registry import STUDY_OF
 from loopscope.threads import fixed_threads
 from tests.campaign_toys import contents, small_graph
 from tests.commands import loopscope
@@ -54,7 +55,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
             ("jobs", "plan", "letters"),
             "letters is no part of this plan, but done on any language model by `lm reproduce",
         ),
-        (("jobs", "plan", "crosing"), "no experiment 'crosing'"),
+        (("jobs", "plan", "crosing"), "no experiment or study 'crosing'; there are trajectories, "),
+        (("jobs", "plan", "graph_wlak"), "(nearest: graph_walk)"),
+        (("train", "tiny", "--seeds", "0", "--events"), "--events is about jobs, and goes with --on"),
         (("jobs", "status", "--store", "nowhere"), "there is no store at nowhere"),
     ],
 )
@@ -85,6 +88,18 @@ def test_a_plan_of_one_experiment(capsys: Printed) -> None:
     assert "No number of places makes it shorter than" in out
 
 
+def test_a_plan_of_a_study_is_that_of_its_experiments(capsys: Printed) -> None:
+    plans = [loopscope(capsys, "jobs", "plan", name, "--json") for name in ("relations", "chains")]
+    assert plans[0] == plans[1]
+    names = {
+        name: {each["settings"]["experiment"] for each in json.loads(out)["jobs"] if "experiment" in each["settings"]}
+        for name in ("graph-walk", "parity")
+        for out in [loopscope(capsys, "jobs", "plan", name, "--json")[1]]
+    }
+    assert names["graph-walk"] == {name for name, study in STUDY_OF.items() if study == "graph_walk"}
+    assert names["parity"] == {"parity"}  # an experiment, too
+
+
 def test_what_jobs_need_by_the_options_of_a_command(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("LOOPSCOPE_THREADS", raising=False)
@@ -110,6 +125,27 @@ def test_the_device_of_workers_need_not_be_here(
     assert loopscope(capsys, *asked, "--device", "cuda")[0] == 2
     code, out, error = loopscope(capsys, *asked, "--device", "cuda", "--on", "local:1")
     assert (code, json.loads(out)["device"], error) == (0, "local:1", "")
+
+
+@pytest.mark.slow
+def test_events_of_commands_on_workers(capsys: Printed, tmp_path: Path, short: Mapping[str, Any]) -> None:
+    """As those of `jobs run --json`, and the result as the last line; done already, there is nothing but that."""
+    on = ("--store", str(tmp_path / "s"), "--on", "local:1", "--device", "cpu", "--events")
+
+    def said(*asked: str) -> list[dict[str, Any]]:
+        code, out, error = loopscope(capsys, *asked, *on)
+        assert (code, error) == (0, "")
+        return [json.loads(line) for line in out.splitlines()]
+
+    trained = said("train", "tiny", "--seeds", "0")
+    assert [each["what"] for each in trained if each["what"] != "on"] == ["waiting", "begun", "done", "result"]
+    assert trained[0]["jobs"]["total"] == 1
+    (member,) = trained[-1]["result"]["members"]
+    fitted = said("fit", "tiny-one", "--backbone", member["key"])
+    assert {each["job"] for each in fitted[:-1]} == {"fit tiny-one on tiny-0"}
+    assert [each["what"] for each in said("fit", "tiny-one", "--backbone", member["key"], "--json")] == [
+        "found", "result"
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -194,16 +230,17 @@ def test_a_protocol_on_a_language_model_as_jobs(
     folder = tuning_folder(tmp_path / "model", "llama")
     (tmp_path / "none").mkdir()
     monkeypatch.chdir(tmp_path)
-    for name, on in (("here", ()), ("there", ("--on", "local:1"))):
+    for name, on in (("here", ("--json",)), ("there", ("--on", "local:1", "--events"))):
         place = tmp_path / name
         asked = ("lm", "reproduce", "letters", str(folder), "--out", str(place / "models"), "--recipes", "smol",
                  *shortened("letters", "smol"), *text_files(tmp_path), "--cases", "2", "--results",
                  str(tmp_path / "none"), "--store", str(place / "store"), "--report", str(place / "report"),
-                 "--device", "cpu", "--json")  # fmt: skip
+                 "--device", "cpu")  # fmt: skip
         place.mkdir()
-        if not on:
+        if name == "here":
             assert "--nodes 2 is about jobs" in loopscope(capsys, *asked, "--nodes", "2")[2]
         code, out, error = loopscope(capsys, "--threads", "1", *asked, *on)
         assert code == 0, error
-        assert {each["experiment"] for each in json.loads(out)["records"]} == {"letters"}
+        found = json.loads(out) if name == "here" else json.loads(out.splitlines()[-1])["result"]
+        assert {each["experiment"] for each in found["records"]} == {"letters"}
     assert contents(Store(tmp_path / "here" / "store")) == contents(Store(tmp_path / "there" / "store"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from loopscope.errors import InputError, nearest
 if TYPE_CHECKING:
     from loopscope.jobs.job import Graph, Job
     from loopscope.jobs.plan import Projection
+    from loopscope.studies.experiment import Experiment
 
 jobs_app = typer.Typer(no_args_is_help=True, help="Campaigns as jobs: plan them, run them, look after them.")
 app.add_typer(jobs_app, name="jobs")
@@ -28,7 +30,13 @@ SIMULATED = (1, 8, 64, 512)
 
 @jobs_app.command("plan")
 def jobs_plan(
-    experiments: Annotated[list[str] | None, typer.Argument(help="Which; default: all.  `loopscope list`.")] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT|STUDY]...",
+            help="Which experiments, or all of a study; default: all.  A name of both is the experiment's.",
+        ),
+    ] = None,
     cohort: Annotated[list[str] | None, typer.Option(help="Only these cohorts of backbones.")] = None,
     on: Annotated[str | None, typer.Option("--on", help="How many places, such as ray:8 (with --simulate).")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Project 1, 8, 64 and 512 places.")] = False,
@@ -41,16 +49,13 @@ def jobs_plan(
     from loopscope.cli.reproducing import cohorts_named
     from loopscope.jobs.plan import critical_path, minutes, total
     from loopscope.jobs.plan import simulate as simulated
-    from loopscope.studies.registry import LANGUAGE, chosen
 
     if not 0 < share <= 1:
         raise InputError(f"--share is more than 0 and at most 1, not {share:g} (nearest: 1)")
     if not 0 <= start <= 86_400:
         raise InputError(f"--start is 0 to 86,400 seconds, not {start:g} (nearest: {min(max(start, 0), 86_400):g})")
-    if named := [each for each in experiments or () if each in LANGUAGE]:
-        raise InputError(f"{named[0]} is no part of this plan, but done on any language model by `lm reproduce --on`")
     places = _places(on)
-    asked = chosen(experiments or ())
+    asked = _experiments(named or ())
     graph, slow = _campaign(cohorts_named(cohort or (), asked), asked)
     path = critical_path(graph)
     counts = [places] if places else SIMULATED
@@ -117,6 +122,25 @@ def jobs_status(store: StoreFolder = Path("store"), as_json: AsJson = False) -> 
     for each in found:
         if each["state"] == "failed" and each["log"]:
             say("", f"{each['job']}, last lines of {each['log_file']}:", *(f"    {line}" for line in each["log"]))
+
+
+def _experiments(named: Iterable[str]) -> list[Experiment]:
+    """Those of these names and of these studies, all for none; InputError for what is no name, or no part of a plan."""
+    from loopscope.studies.registry import EXPERIMENTS, LANGUAGE, STUDY_OF, chosen
+
+    wanted: list[str] = []
+    for name in named:
+        study = name.replace("-", "_")
+        if name in EXPERIMENTS:
+            wanted.append(name)
+        elif mine := [each for each, of in STUDY_OF.items() if of == study]:
+            wanted += mine
+        elif name in LANGUAGE:
+            raise InputError(f"{name} is no part of this plan, but done on any language model by `lm reproduce --on`")
+        else:
+            there = dict.fromkeys((*EXPERIMENTS, *STUDY_OF.values()))
+            raise InputError(f"no experiment or study {name!r}; there are {', '.join(there)}{nearest(name, there)}")
+    return chosen(wanted)
 
 
 def _campaign(cohorts: Any, asked: Any) -> tuple[Graph, dict[str, float]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from loopscope.cli.app import note
+from loopscope.cli.app import note, print_json
 from loopscope.cli.display import Display, display
 from loopscope.errors import InputError
 
@@ -93,11 +93,19 @@ def _asked(shown: Display) -> bool:
             return True
 
 
-def refuse_without(on: str | None, **given: float | None) -> None:
-    """InputError for options that say how jobs are made, where there is no --on and so no jobs."""
+def print_result(value: object, events: bool) -> None:
+    """What a command with --on found, as one JSON object; after `events`, as the last line of them."""
+    if not events:
+        return print_json(value)
+    print(json.dumps({"what": "result", "result": value}).replace("\x7f", "\\u007f"), flush=True)
+
+
+def refuse_without(on: str | None, **given: float | bool | None) -> None:
+    """InputError for options that say how jobs are made or shown, where there is no --on and so no jobs."""
     for name, value in given.items():
-        if on is None and value is not None:
-            raise InputError(f"--{name} {value:g} is about jobs, and goes with --on (nearest: --on local:1)")
+        if on is None and value is not None and value is not False:
+            said = f"--{name}" if value is True else f"--{name} {value:g}"
+            raise InputError(f"{said} is about jobs, and goes with --on (nearest: --on local:1)")
 
 
 def needs_of(on: str, device: str, gpus: float | None) -> Needs:

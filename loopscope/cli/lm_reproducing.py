@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, print_json
-from loopscope.cli.jobs_shown import carried_out, needs_of, refuse_without
+from loopscope.cli.app import AsJson
+from loopscope.cli.jobs_shown import carried_out, needs_of, print_result, refuse_without
 from loopscope.cli.lm import lm_app
 from loopscope.cli.lm_tests import check_batch, print_record, record_json
 from loopscope.cli.lm_tuning import Compiled, Text, at_work, print_tuning, tuning_json
 from loopscope.cli.options import (
     Device,
     Ending,
+    Events,
     Gpus,
     ModelFolder,
     On,
@@ -64,6 +65,7 @@ def lm_reproduce(
     ] = None,
     report: Annotated[Path, typer.Option(help="Folder for the report page and its figures.")] = Path("report"),
     results: Results = None,
+    events: Events = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model by a protocol, fit its map, test both, judge.  The same command goes on after an interruption."""
@@ -76,7 +78,7 @@ def lm_reproduce(
 
     if several():
         raise InputError("a test is made by one process; give several `loopscope lm finetune` and `lm fit`")
-    refuse_without(on, gpus=gpus, nodes=None if nodes == 1 else nodes)
+    refuse_without(on, gpus=gpus, nodes=None if nodes == 1 else nodes, events=events)
     check_batch(batch)
     asked = plan(protocol, scale, changes or (), Amount(cases, batch))
     ending = ending_named(boundary)
@@ -88,8 +90,8 @@ def lm_reproduce(
     if on is not None:
         needs = replace(needs_of(on, device, gpus), nodes=nodes)
         graph = protocol_graph(asked, folder, out, needs, name=name, boundary=ending, text=text, compiled=compiled)
-        made = records_of(carried_out(graph, target, on, save_every), asked, target)
-        return _concluded(made, [], target, export, stored, report, store, results, as_json)
+        made = records_of(carried_out(graph, target, on, save_every, events), asked, target)
+        return _concluded(made, [], target, export, stored, report, store, results, as_json, events)
     outcomes: list[Trained | Record] = []
     with at_work(folder, text, device, save_every, compiled) as (sources, settings, shown):
         bar = Steps(shown, protocol, (asked.adapt is not None) + 3 * len(asked.arms))
@@ -110,6 +112,7 @@ def lm_reproduce(
 def _concluded(
     made: list[Record], stages: list[dict[str, Any]], target: Store, export: Path | None, stored: list[Record],
     report: Path, store: Path, results: Path | None, as_json: bool,
+    events: bool = False,
 ) -> None:  # fmt: skip
     """Export, judge, write the page, and say so."""
     from loopscope.cli.ledger import as_json as in_json
@@ -118,9 +121,10 @@ def _concluded(
     if export is not None:
         export_records(target, store_to_be(export))
     page, verdicts = conclude(stored, made, report, store, results)
-    if as_json:
-        return print_json({
+    if as_json or events:
+        found = {
             "stages": stages, "records": [record_json(each) for each in made],
             "page": str(page), "claims": [in_json(each) for each in verdicts],
-        })  # fmt: skip
+        }  # fmt: skip
+        return print_result(found, events)
     print_conclusion(page, verdicts)

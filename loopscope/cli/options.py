@@ -95,6 +95,9 @@ On = Annotated[
 Gpus = Annotated[
     float | None, typer.Option("--gpus", help="GPUs of a job with --on, such as 0.5; default: 1 with --device cuda.")
 ]
+Events = Annotated[
+    bool, typer.Option("--events", help="With --on: print events, one JSON object a line; the last is the result.")
+]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.", callback=_seconds)]
 ModelFolder = Annotated[
     Path,

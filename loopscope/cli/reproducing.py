@@ -11,9 +11,9 @@ import typer
 
 from loopscope.cli.app import AsJson, app, note, print_json, prose, say
 from loopscope.cli.display import spinner
-from loopscope.cli.jobs_shown import carried_out, needs_of, refuse_without
+from loopscope.cli.jobs_shown import carried_out, needs_of, print_result, refuse_without
 from loopscope.cli.lm import quiet_transformers
-from loopscope.cli.options import Device, FirstStore, Gpus, On, Results, SaveEvery, StoreFolder, ZooFolder
+from loopscope.cli.options import Device, Events, FirstStore, Gpus, On, Results, SaveEvery, StoreFolder, ZooFolder
 from loopscope.cli.progress import steps as steps_done
 from loopscope.cli.threads import SMALL, choose_threads, numbers_of
 from loopscope.cli.training import job
@@ -114,6 +114,7 @@ def reproduce(
     on: On = None,
     gpus: Gpus = None,
     save_every: SaveEvery = 30.0,
+    events: Events = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the experiments, judge the claims, write the report page.  What the store already holds is not done again."""
@@ -125,7 +126,7 @@ def reproduce(
     from loopscope.studies.report.page import check_page
     from loopscope.studies.runner import export as export_records
 
-    refuse_without(on, gpus=gpus)
+    refuse_without(on, gpus=gpus, events=events)
     language = [name for name in experiments or () if name in LANGUAGE]
     others = [name for name in experiments or () if name not in LANGUAGE]
     asked = chosen(others) if others or not language else []
@@ -145,14 +146,14 @@ def reproduce(
         todo: list[Measurement] = [] if on else [*small]
         if language or not (experiments or cohort):
             todo += _letters(zoo, profile == WHOLE)
-        fresh = _quick_on(on, small, store, zoo, needs_of(on, device, gpus)) if on and small else []
+        fresh = _quick_on(on, small, store, zoo, needs_of(on, device, gpus), events) if on and small else []
         fresh += _quick(todo, store, zoo, "auto" if on and device == "cuda" else device) if todo or not on else []
     elif profile == PAPER and language:
         raise InputError(
             f"language models are trained by `loopscope lm reproduce {language[0]} FOLDER`, not by --profile"
         )
     elif profile == PAPER and on:
-        fresh = _paper_on(on, asked, cohorts, stored, store, needs_of(on, device, gpus), save_every)
+        fresh = _paper_on(on, asked, cohorts, stored, store, needs_of(on, device, gpus), save_every, events)
     elif profile == PAPER:
         fresh = _paper(asked, cohorts, store, device, save_every)
     else:
@@ -161,9 +162,10 @@ def reproduce(
         export_records(Store(store), Store(export))
     weights = zoo_folder(zoo) if there else None
     page, verdicts = conclude(stored, fresh, out, store, results, weights)
-    if as_json:
+    if as_json or events:
         costs = [{"experiment": r.experiment, "backbone": r.facts.name, **r.cost} for r in fresh]
-        return print_json({"page": str(page), "claims": [in_json(each) for each in verdicts], "measured": costs})
+        found = {"page": str(page), "claims": [in_json(each) for each in verdicts], "measured": costs}
+        return print_result(found, events)
     print_conclusion(page, verdicts)
 
 
@@ -315,7 +317,7 @@ def _paper(
 
 def _paper_on(
     on: str, asked: list[Experiment], cohorts: list[Cohort], stored: list[Record], folder: Path, needs: Needs,
-    save_every: float,
+    save_every: float, events: bool,
 ) -> list[Record]:  # fmt: skip
     """The whole campaign as jobs of an engine."""
     from loopscope.cli.stores import store_to_be
@@ -324,10 +326,10 @@ def _paper_on(
 
     store = store_to_be(folder)
     graph = Campaign(cohorts, asked, store, needs, recorded_times()).graph()
-    return records_of(carried_out(graph, store, on, save_every), store)
+    return records_of(carried_out(graph, store, on, save_every, events), store)
 
 
-def _quick_on(on: str, todo: list[Step], folder: Path, zoo: Path | None, needs: Needs) -> list[Record]:
+def _quick_on(on: str, todo: list[Step], folder: Path, zoo: Path | None, needs: Needs, events: bool) -> list[Record]:
     """Measurements on the zoo's backbones as jobs of an engine."""
     from loopscope.cli.stores import store_to_be
     from loopscope.store.zoo import open_zoo
@@ -336,7 +338,7 @@ def _quick_on(on: str, todo: list[Step], folder: Path, zoo: Path | None, needs: 
 
     store = store_to_be(folder)
     graph = measuring_graph(todo, open_zoo(zoo), needs, recorded_times())
-    return records_of(carried_out(graph, store, on), store)
+    return records_of(carried_out(graph, store, on, events=events), store)
 
 
 def evidence_of(results: Path | None, store: Path | None) -> Evidence:

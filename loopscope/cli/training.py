@@ -13,8 +13,8 @@ import typer
 
 from loopscope.cli.app import AsJson, app, note, print_json, print_table, say
 from loopscope.cli.display import Display, display, spinner
-from loopscope.cli.jobs_shown import carried_out, needs_of, refuse_without
-from loopscope.cli.options import Device, Gpus, On, SaveEvery, StoreFolder
+from loopscope.cli.jobs_shown import carried_out, needs_of, print_result, refuse_without
+from loopscope.cli.options import Device, Events, Gpus, On, SaveEvery, StoreFolder
 from loopscope.cli.stopping import asked_to_stop
 from loopscope.cli.stores import open_store, store_to_be
 from loopscope.cli.threads import SMALL, choose_threads, numbers_of
@@ -80,10 +80,11 @@ def train(
     gpus: Gpus = None,
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 30.0,
+    events: Events = False,
     as_json: AsJson = False,
 ) -> None:
     """Train backbones, one for each seed, side by side.  The same command goes on after an interruption."""
-    refuse_without(on, gpus=gpus)
+    refuse_without(on, gpus=gpus, events=events)
     numbers = _numbers("--seeds", seeds)
     from loopscope.studies.recipes import backbone_recipe
     from loopscope.training.cohort.jobs import train as train_backbones
@@ -92,10 +93,10 @@ def train(
     started = time.perf_counter()
     if on is not None:
         graph = _training_graph(chosen, numbers, needs_of(on, device, gpus))
-        device = _elsewhere(on, graph, store, save_every)
+        device = _elsewhere(on, graph, store, save_every, events)
     choose_threads(numbers_of(chosen.model, chosen.batch, len(numbers)))
     with job(device, store, save_every) as (target, settings, _):
-        _show(train_backbones(chosen, numbers, target, settings), settings, started, on, as_json)
+        _show(train_backbones(chosen, numbers, target, settings), settings, started, on, as_json, events)
 
 
 @app.command()
@@ -108,10 +109,11 @@ def fit(
     gpus: Gpus = None,
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 30.0,
+    events: Events = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit maps to frozen backbones; all targets and fits of a backbone side by side."""
-    refuse_without(on, gpus=gpus)
+    refuse_without(on, gpus=gpus, events=events)
     numbers = _numbers("--fits", fits)
     from loopscope.studies.recipes import RECIPES, map_recipe
     from loopscope.training.cohort.jobs import check_fit
@@ -123,18 +125,18 @@ def fit(
     started = time.perf_counter()
     if on is not None:
         graph = _fitting_graph(chosen, dict.fromkeys(wanted), numbers, store_to_be(store), needs_of(on, device, gpus))
-        device = _elsewhere(on, graph, store, save_every)
+        device = _elsewhere(on, graph, store, save_every, events)
     with job(device, store, save_every) as (target, settings, _):
         found = [_backbone(target, name) for name in dict.fromkeys(wanted)]
         models = [check_fit(chosen, artefact) for artefact in found]
         choose_threads(numbers_of(models[0].config, chosen[0].batch, len(chosen) * len(numbers)))
         done = [each for one in found for each in fit_maps(chosen, target.adopt(one), numbers, target, settings)]
-        _show(done, settings, started, on, as_json)
+        _show(done, settings, started, on, as_json, events)
 
 
-def _elsewhere(on: str, graph: Graph, folder: Path, save_every: float) -> str:
+def _elsewhere(on: str, graph: Graph, folder: Path, save_every: float, events: bool) -> str:
     """Have jobs done by an engine; gives the device of this process, which then only looks up what they made."""
-    carried_out(graph, store_to_be(folder), on, save_every)
+    carried_out(graph, store_to_be(folder), on, save_every, events)
     return "cpu"
 
 
@@ -267,16 +269,18 @@ def at_work(device: str, save_every: float) -> Iterator[tuple[Display, dict[str,
         yield shown, {"device": chosen, "save_every": save_every, "watch": watch, "stop": stop}
 
 
-def _show(done: list[Finished], settings: Settings, started: float, on: str | None, as_json: bool) -> None:
+def _show(
+    done: list[Finished], settings: Settings, started: float, on: str | None, as_json: bool, events: bool
+) -> None:
     seconds, where = time.perf_counter() - started, on or settings.device.type
-    if as_json:
+    if as_json or events:
         members = [
             {"key": each.key, "seed": each.seed, "name": each.name, "selected_update": each.selected_update,
              "score": list(each.score), "digests": dict(each.digests)}
             for each in done
         ]  # fmt: skip
         report = {"device": where, "seconds": seconds, "metrics": str(settings.metrics)}
-        return print_json({**report, "members": members})
+        return print_result({**report, "members": members}, events)
     print_table(
         f"{len(done)} ready after {seconds:.1f} s on {where}; metrics in {settings.metrics}",
         ("name", "key", "final weights", "selected weights", "selected at", "score"),
