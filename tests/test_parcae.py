@@ -239,6 +239,28 @@ def test_weights_that_say_otherwise_than_the_config_are_refused(tmp_path: Path, 
     beyond = tensors | {"value_embeds.6.weight": torch.zeros(96, 48)}
     assert "there is a tensor value_embeds.6, but the stages have 6 layers" in load_with(beyond)
 
+    def without(*parts: str) -> dict[str, Tensor]:
+        return {name: each for name, each in tensors.items() if not any(part in name for part in parts)}
+
+    missing = "the tensor value_embeds.{}.weight is missing, but 6 layers have tables 1, 3, 5"
+    assert missing.format(1) in load_with(without("value_embeds"))
+    for number in (1, 3, 5):
+        assert missing.format(number) in load_with(without(f"value_embeds.{number}."))
+    more = tensors | {"value_embeds.2.weight": torch.zeros(96, 48)}
+    assert "the tensor value_embeds.2.weight is there, but 6 layers have tables 1, 3, 5" in load_with(more)
+    assert "every second must have a gate" in load_with(without("ve_gate"))
+    assert "every second must have a gate of values (attn.ve_gate), but those that have are: 1" in load_with(
+        without("core_block.1.attn.ve_gate")
+    )
+    assert "of layers 4 to 5" in load_with(without("coda.1.attn.ve_gate"))
+
+
+def test_a_model_without_values_loads(tmp_path: Path) -> None:
+    none = {name: each for name, each in weights("parcae").items() if "value_embeds" not in name}
+    model = loaded(tmp_path / "none", "parcae", {name: each for name, each in none.items() if "ve_gate" not in name})
+    assert isinstance(model, Parcae)
+    assert (model.config.gates, model.config.values) == (frozenset(), frozenset())
+
 
 @pytest.mark.parametrize(
     ("changes", "says"),

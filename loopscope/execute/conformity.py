@@ -14,8 +14,8 @@ input in every call, layers before the loop) would give wrong numbers without an
 - the logits of a model's own `forward(tokens)`, where it has one that gives logits, are those of some number of calls.
 
 That costs a few rows per layer; of layers of one class with the same flags one is asked for its rows apart.
-`check_model` asks all of every layer and of more rows, for those who write an adapter, and compares with logits of the original (`agreement`).  Without these, a model that keeps all of it may still be another
-than the one meant.
+`check_model` asks all of every layer and of more rows, for those who write an adapter, and compares with logits of the
+original (`agreement`).  Without these, a model that keeps all of it may still be another than the one meant.
 """
 
 from __future__ import annotations

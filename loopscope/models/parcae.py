@@ -22,6 +22,8 @@ and "add" are by construction from the same pieces.
 
 Which layers have a gate and which tables of values there are is told by the names of the weights: where the core has
 an odd number of layers, both need not meet, and a gate without a table, or a table without one, is read by nobody.
+Where there are any, tables must be those of the sizes, and gates those of every second layer of the prelude and the
+core, and of the coda.
 """
 
 from __future__ import annotations
@@ -179,20 +181,52 @@ def _drawn_up(made: ParcaeConfig, values: Mapping[str, Any]) -> tuple[frozenset[
     places = [*range(made.prelude + made.core)]
     places += [made.prelude + made.core * made.loops + layer for layer in range(made.coda)]
     gates = frozenset(layer for layer, place in enumerate(places) if place % 2 == (made.core * back - 1) % 2)
-    return gates, frozenset(layer for layer in range(count) if layer % 2 == (count - 1) % 2)
+    return gates, _tables(count)
+
+
+def _tables(count: int) -> frozenset[int]:
+    """Which of so many layers have a table of values: every second, the last among them."""
+    return frozenset(layer for layer in range(count) if layer % 2 == (count - 1) % 2)
+
+
+def _check_told(coda: int, count: int, gates: set[int], tables: set[int]) -> None:
+    """InputError unless tables are those of so many layers, and every second layer has a gate.
+
+    The coda, which begins at layer `coda`, counts its gates anew: the number of loops in training decides which.
+    """
+    wanted = _tables(count)
+    if tables != wanted:
+        odd = min(tables ^ wanted)
+        said = "is missing" if odd in wanted else "is there"
+        there = ", ".join(map(str, sorted(wanted)))
+        raise InputError(f"the tensor value_embeds.{odd}.weight {said}, but {count} layers have tables {there}")
+    for layers in (range(coda), range(coda, count)):
+        mine = gates.intersection(layers)
+        if mine not in (set(layers[::2]), set(layers[1::2])):
+            where = ", ".join(map(str, sorted(mine))) or "none"
+            raise InputError(
+                f"of layers {layers[0]} to {layers[-1]}, counted through all stages, every second must have a gate of"
+                f" values (attn.ve_gate), but those that have are: {where}"
+            )
 
 
 def told_by_weights(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """A config with what only the names of the tensors beside it tell: gates and tables of values."""
+    """A config with what only the names of the tensors beside it tell: gates and tables of values.
+
+    InputError where some of them are missing.
+    """
     names = list(names)
-    before, gates = 0, set()
+    before, gates = [0], set()
     layers = layer_names(names)
     for stage in STAGES:
         mine = {number: parts for (each, number), parts in layers.items() if each == stage}
-        gates |= {before + number for number, parts in mine.items() if "attn.ve_gate.weight" in parts}
-        before += len(mine)
-    tables = {name.split(".")[1] for name in names if name.startswith("value_embeds.")}
-    return {**values, GATES: gates, TABLES: {int(each) for each in tables if each.isdecimal()}}
+        gates |= {before[-1] + number for number, parts in mine.items() if "attn.ve_gate.weight" in parts}
+        before.append(before[-1] + len(mine))
+    named = {name.split(".")[1] for name in names if name.startswith("value_embeds.")}
+    tables = {int(each) for each in named if each.isdecimal()}
+    if (gates or tables) and max(tables, default=0) < before[-1]:  # others are refused where the layers are known
+        _check_told(before[-2], before[-1], gates, tables)
+    return {**values, GATES: gates, TABLES: tables}
 
 
 class _Attention(nn.Module):
