@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import runpy
 import threading
 from base64 import b64decode
@@ -15,8 +16,10 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from loopscope import load, load_map
-from loopscope.errors import DamagedError
+from loopscope import F, load, load_map
+from loopscope.errors import DamagedError, InputError
+from loopscope.measure.answers import encode, whole_answers
+from loopscope.models.decoding import generate
 from loopscope.models.passes import states
 from loopscope.models.text import load_tokenizer
 from loopscope.program import Program
@@ -56,7 +59,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return json.loads(out)
 
 
-def test_the_example_file_is_of_facts_and_holds_out_the_same_in_both() -> None:
+def test_the_example_file_is_of_facts_and_holds_out_the_same_in_both(ready: Path) -> None:
+    """What is held out was learned from in no order: addition does not mind it."""
     made = runpy.run_path(str(CHAINS))
     every = {made["prompt"](chain): made["line"](chain) for steps in range(1, 5) for chain in made["chains"](steps)}
     assert len(every) >= 500
@@ -65,6 +69,23 @@ def test_the_example_file_is_of_facts_and_holds_out_the_same_in_both() -> None:
         assert int(row["corrupt_answer"]) == eval(row["corrupt"].removesuffix("=")) % 7
         assert row["steps"] == prompt.count("+")
     assert {row["split"] for row in every.values() if row["steps"] == 1} == {"train"}
+
+    def numbers(name: str, split: str) -> dict[int, list[tuple[str, ...]]]:
+        found: dict[int, list[tuple[str, ...]]] = {}
+        for line in (ready / name).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            mine = tuple(sorted(re.findall(r"[0-9]+", row["prompt"])))
+            assert row["cluster"] == "+".join(mine)
+            if row["split"] == split:
+                found.setdefault(row["steps"], []).append(mine)
+        return found
+
+    held_out = numbers("chains.jsonl", "test")
+    assert {steps: len(each) >= 40 for steps, each in held_out.items()} == {2: True, 3: True, 4: True}
+    for name in ("chains.jsonl", "short.jsonl"):
+        for steps, learned in numbers(name, "train").items():
+            assert not set(learned) & set(held_out.get(steps, ())), name
+    assert numbers("short.jsonl", "test")[2] == held_out[2]
 
 
 def test_from_a_file_to_a_map_with_its_controls(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +131,41 @@ def test_answers_are_those_of_greedy_decoding(here: Path, capsys: pytest.Capture
     (share,) = [row for row in found["tables"][0]["rows"] if "steps" not in row["at"]]
     assert share["n"] == len(right)
     assert share["estimate"]["value"] == pytest.approx(sum(right) / len(right))
+
+
+def test_what_follows_an_answer_is_asked_only_where_it_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers are the first of three words that the model goes on with."""
+    model, tokenizer = load("tiny"), load_tokenizer(here / "tiny")
+    every = [f"{one} + {two} =" for one in range(7) for two in range(7)]
+    tokens = torch.tensor([tokenizer.encode(each) for each in every])
+    going_on = generate(model, tokens, new=2, stop=()).tokens.tolist()
+    known = [at for at, (one, two) in enumerate(going_on) if {one, two}.isdisjoint({0, 1, 2})][:3]  # no mark of a chat
+    prompts, said = [every[at] for at in known], [going_on[at] for at in known]
+    words = [[tokenizer.decode([token], special=True) for token in each] for each in said]
+    rows = [{"prompt": each, "answer": first} for each, (first, _) in zip(prompts, words, strict=True)]
+    (here / "first.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+    def right(*options: str) -> tuple[int, Any]:
+        found = told(capsys, "evaluate", "tiny", "--task", "first.jsonl", "--all", *options)
+        return round(3 * found["tables"][0]["rows"][0]["estimate"]["value"]), found["end"]
+
+    assert right() == (3, None)
+    second = words[0][1]
+    assert right("--end", f" {second}") == (sum(each == second for _, each in words), f" {second}")
+    assert right("--end", "eos") == (sum(each in model.ends for _, each in said), "eos")
+    for program in (F**2, (F**2).patch("loop[1].layer[1].mlp_out", "*=1")):  # one is decoded, the other read at once
+        for ends in ({one for _, one in said}, {said[0][1]}, {10**6}):
+            items = encode(examples(here / "first.jsonl"), tokenizer, end=ends)
+            assert whole_answers(model, items, [program])[0].tolist() == [one in ends for _, one in said]
+    for options, sentence in (((), "begins with it; what follows is not asked"), (("--end", "eos"), "end of the text")):
+        code, out, _ = loopscope(capsys, "lm", "evaluate", "tiny", "--task", "first.jsonl", "--all", *options)
+        assert code == 0
+        assert sentence in " ".join(out.split())
+    code, _, err = loopscope(capsys, "lm", "evaluate", "tiny", "--task", "first.jsonl", "--all", "--chat", "--end", "x")
+    assert code == 2
+    assert "in a chat the end of the turn follows an answer" in err
+    with pytest.raises(InputError, match="behind which no text"):
+        encode(examples([{"prompt": [1], "answer": [2]}]), end="x")
 
 
 def test_all_weights_learn_a_task_in_a_chat(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
