@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,6 +262,9 @@ class Evaluated(LanguageModel, HeldOut):
     maps: MAPS = None
     any_map: AnyMap = False
     chat: Chat = False
+    end: Annotated[
+        str | None, typer.Option(help="Outside chats, what must follow the answer: a text, or eos for the end.")
+    ] = None
     every: Annotated[bool, typer.Option("--all", help="Ask all examples, not those held out alone.")] = False
     batch: Annotated[int, typer.Option(help="Examples at a time.")] = 32
     as_json: AsJson = False
@@ -279,6 +282,7 @@ def lm_evaluate(
     """Which whole answers of a task are right under which program: side by side, with paired intervals.
 
     Answers are those of greedy decoding; patches act on the prompt alone. Differences are from the first program.
+    Outside chats a continuation that begins with the answer is right, unless --end says what must follow.
     """
     quiet_transformers()
     from loopscope.measure.answers import encode
@@ -300,16 +304,20 @@ def lm_evaluate(
     with spinner() as log:
         log("loading")
         given = model_with_maps(asked, asked.maps, asked.any_map, programs, asked.chat, asked.precision)
-        items = encode(found, given.tokenizer, chat=asked.chat, positions=given.model.positions)
+        items = encode(
+            found, given.tokenizer, chat=asked.chat, positions=given.model.positions, end=ends_of(given, asked.end)
+        )
         measured = side_by_side(given.model, items, programs, maps=given.maps, batch=asked.batch, log=log)
     if asked.as_json:
         return print_json({
             "folder": str(asked.folder), "task": found.name, "sha256": found.digest, "how": how, "dtype": asked.dtype,
-            "learned": shared(known), "maps": {name: each.notes for name, each in given.provenance.items()},
+            "end": "turn" if asked.chat else asked.end, "learned": shared(known),
+            "maps": {name: each.notes for name, each in given.provenance.items()},
             **measured.to_dict(),
         })  # fmt: skip
     _print_right(f"{asked.folder} on {found.name}: {how}", measured)
     tell(known)
+    prose(_right_if(asked.chat, asked.end))
     differences = measured.differences()
     if differences.rows:
         first = measured.conditions[0].name
@@ -319,6 +327,26 @@ def lm_evaluate(
         )  # fmt: skip
     for name, each in given.provenance.items():
         prose(f"J:{name}: {each.text}")
+
+
+END = "eos"
+"""What `--end` calls the tokens that end a text of a model."""
+
+
+def ends_of(given: ModelWithMaps, end: str | None) -> str | Collection[int] | None:
+    """What must follow an answer; InputError for the end of a text where a model has no token for it."""
+    if end == END and not given.model.ends:
+        raise InputError(f"{given.folder} has no token that ends a text (nearest: --end with a text)")
+    return given.model.ends if end == END else end
+
+
+def _right_if(chat: bool, end: str | None) -> str:
+    """When an answer counts, in a sentence."""
+    if chat:
+        return "An answer is right if it is the whole turn."
+    if end is None:
+        return "An answer is right if the continuation begins with it; what follows is not asked (--end eos)."
+    return f"An answer is right if {'the end of the text' if end == END else repr(end)} follows it."
 
 
 def _print_right(title: str, measured: SideBySide) -> None:

@@ -1,8 +1,9 @@
 """Which answers programs give, whole, on examples of a task: side by side, beside the controls of a map.
 
 An answer is right if the likeliest token is its own at every place, given those before it: that is what greedy decoding
-would say.  It is looked at in one pass over prompt and answer.  In a chat the end of the turn belongs to the answer.
-A program with patches is decoded, as its patches act on the rows of the prompt.
+would say.  It is looked at in one pass over prompt and answer.  In a chat the end of the turn belongs to the answer;
+elsewhere nothing is asked of what follows, so that "0" is right where a model goes on with "0 5", unless `encode` is
+told what must follow.  A program with patches is decoded, as its patches act on the rows of the prompt.
 
     items = encode(found, tokenizer, positions=model.positions)
     right = whole_answers(model, items, [F**4, F | J("mine") | F], maps={"mine": step})
@@ -10,7 +11,7 @@ A program with patches is decoded, as its patches act on the rows of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -45,6 +46,8 @@ class Item:
     answer: tuple[int, ...]
     corrupt: tuple[int, ...] | None = None
     corrupt_answer: tuple[int, ...] | None = None
+    ends: frozenset[int] = frozenset()
+    """Tokens of which one must follow the answer; none where nothing is asked of what follows."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,29 +56,54 @@ class Item:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the model sees: all but the answer's last token."""
-        return (*self.prompt, *self.answer[:-1])
+        """What the model sees: all but the last token that is asked for, which is the answer's unless an end is."""
+        return (*self.prompt, *(self.answer if self.ends else self.answer[:-1]))
+
+    @property
+    def asked(self) -> int:
+        """How many tokens are asked for: the answer's, and an end."""
+        return len(self.answer) + bool(self.ends)
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def encode(
-    found: Iterable[Example], tokenizer: Tokenizer | None = None, *, chat: bool = False, positions: int | None = None
-) -> list[Item]:
+    found: Iterable[Example], tokenizer: Tokenizer | None = None, *, chat: bool = False, positions: int | None = None,
+    end: str | Collection[int] | None = None,
+) -> list[Item]:  # fmt: skip
     """Examples as tokens; those that are tokens already stay as they are.
 
     A text is `prompt` and `answer` one after the other, with a space between where neither has white space there; in a
     chat the prompt is the question, and the answer ends with the assistant's turn.
 
+    `end` is what must follow the answer outside of chats: a text, or one of some tokens, such as a model's `ends`.
+
     InputError, which names the line, for a text without a tokenizer, an answer that makes no tokens or none of its own
     or is not in the vocabulary, and more tokens than the model has `positions`.
     """
-    items = [_item(each, tokenizer, chat) for each in found]
+    if end is not None and (chat or not end):
+        raise InputError(
+            "in a chat the end of the turn follows an answer, so no other end is asked for" if chat else
+            "an end that must follow an answer is a text, or some tokens; none were given"
+        )  # fmt: skip
+    text, ends = (end, frozenset[int]()) if isinstance(end, str) else ("", frozenset(end or ()))
+    items = [replace(_item(_ending(each, text), tokenizer, chat), example=each, ends=ends) for each in found]
     for item in items:
         if positions is not None and (length := len(item.tokens)) > positions:
             raise InputError(f"{item.example.where} has {length} tokens, but the model has {positions} positions")
     return items
+
+
+def _ending(each: Example, end: str) -> Example:
+    """An example whose answers end with a text; InputError for one of tokens."""
+    if not end:
+        return each
+    if not isinstance(each.answer, str):
+        raise InputError(f"{each.where} is of tokens, behind which no text {end[:60]!r} can stand")
+    assert each.corrupt_answer is None or isinstance(each.corrupt_answer, str)
+    other = None if each.corrupt_answer is None else each.corrupt_answer + end
+    return replace(each, answer=each.answer + end, corrupt_answer=other)
 
 
 def _item(each: Example, tokenizer: Tokenizer | None, chat: bool) -> Item:
@@ -183,22 +211,25 @@ def _read(
     check_answers(model, items)
     with torch.no_grad():
         h = one_pass(model, tokens, program, maps=maps).left(program.points[-1])
-    rows = [at for at, item in enumerate(items) for _ in item.answer]
-    columns = [len(item.prompt) - 1 + number for item in items for number in range(len(item.answer))]
+    rows = [at for at, item in enumerate(items) for _ in range(item.asked)]
+    columns = [len(item.prompt) - 1 + number for item in items for number in range(item.asked)]
     with torch.no_grad():
         said = model.read(h[rows, columns]).float()
-    wanted = torch.tensor([token for item in items for token in item.answer], device=said.device)
-    if int(wanted.max()) >= said.shape[-1]:
-        raise InputError(f"answer {int(wanted.max())} is none of the model's {said.shape[-1]} classes")
-    right = torch.ones(len(items), dtype=torch.bool)
-    for at, one in zip(rows, (said.argmax(-1) == wanted).tolist(), strict=True):
-        right[at] &= one
-    return right
+    if (largest := max(token for item in items for token in item.answer)) >= said.shape[-1]:
+        raise InputError(f"answer {largest} is none of the model's {said.shape[-1]} classes")
+    likeliest = iter(said.argmax(-1).tolist())
+    return torch.tensor([_answers(item, [next(likeliest) for _ in range(item.asked)]) for item in items])
+
+
+def _answers(item: Item, said: Sequence[int]) -> bool:
+    """Whether these tokens begin with the answer, and go on with one of its ends where it has some."""
+    answer = tuple(said[: len(item.answer)]) == item.answer
+    return answer and (not item.ends or said[len(item.answer)] in item.ends)
 
 
 def check_answers(model: LoopedModel, items: Sequence[Item]) -> None:
     """InputError for answers of several tokens where a row sees those behind it, and so the answer itself."""
-    longest = max(item.shape[1] for item in items)
+    longest = max(item.asked for item in items)
     if longest > 1:
         length = max(len(item.tokens) for item in items)
         try:
@@ -225,10 +256,9 @@ def _decoded(
             corrupt.append(list(item.corrupt))
         others = {CORRUPT: torch.tensor(corrupt)}
     tokens = torch.tensor([item.prompt for item in items])
-    new = max(item.shape[1] for item in items)
+    new = max(item.asked for item in items)
     said = generate(model, tokens, program, new=new, maps=maps, others=others, stop=()).tokens.tolist()
-    right = [tuple(said[at][: item.shape[1]]) == item.answer for at, item in enumerate(items)]
-    return torch.tensor(right)
+    return torch.tensor([_answers(item, each) for item, each in zip(items, said, strict=True)])
 
 
 # ---- the controls of a map -------------------------------------------------------------------------------------------
