@@ -204,6 +204,28 @@ def test_a_page_of_another_origin_is_refused(server: Server, explorer: Explorer,
         assert send(server, "GET", "", Sec_Fetch_Site=site, Sec_Fetch_Dest="iframe").status == 403
 
 
+def test_an_address_without_its_last_slash_leads_to_the_page(server: Server) -> None:
+    def asked(token: str, **headers: str) -> Reply:
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        line.request("GET", f"/{token}", headers={name.replace("_", "-"): value for name, value in headers.items()})
+        reply = Reply(line.getresponse())
+        line.close()
+        return reply
+
+    reply = asked(server.token, Sec_Fetch_Site="none", Sec_Fetch_Dest="document")
+    assert (reply.status, reply.headers["location"], reply.body) == (308, f"/{server.token}/", b"")
+    assert reply.headers["content-security-policy"].startswith("default-src 'none';")
+    others = [
+        asked(server.token, Host="elsewhere"),
+        asked(server.token, Origin="http://elsewhere"),
+        asked(server.token, Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="iframe"),
+        asked(server.token[:-1]),
+        asked("x"),
+    ]
+    assert [each.status for each in others] == [403, 403, 403, 404, 404]
+    assert not [each for each in others if "location" in each.headers]
+
+
 def test_the_page_itself_and_links_to_it_are_answered(server: Server) -> None:
     own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec_Fetch_Site": "same-origin"}
     assert send(server, "GET", "hello", **own).status == 200

@@ -88,6 +88,8 @@ def make_app(worker: Worker, token: str, port: int, made: Callable[[], dict[str,
     async def serve(asked: Asked) -> Response:
         try:
             name = _allowed(asked, token, port)
+            if name is None:
+                return _reply(b"", "text/plain", 308, {"Location": f"/{token}/"})
             if name in files and asked.method in ("GET", "HEAD"):
                 text, kind = files[name]
                 return _reply(text.encode(), f"{kind}; charset=utf-8")
@@ -152,8 +154,11 @@ def make_app(worker: Worker, token: str, port: int, made: Callable[[], dict[str,
     return Starlette(routes=[Route("/{path:path}", serve, methods=methods)])
 
 
-def _allowed(asked: Asked, token: str, port: int) -> str:
-    """What is asked for below the token; RefusedError for whom it is not for."""
+def _allowed(asked: Asked, token: str, port: int) -> str | None:
+    """What is asked for below the token; RefusedError for whom it is not for.
+
+    None for the page where the address lacks its last slash.
+    """
     here = {f"{name}:{port}" for name in (HOST, "localhost")}
     if asked.headers.get("host", "") not in here:
         raise RefusedError(403, "this address is for this machine alone")
@@ -164,9 +169,9 @@ def _allowed(asked: Asked, token: str, port: int) -> str:
     followed = name == "" and asked.headers.get("sec-fetch-dest") == "document"  # a link to the page, from anywhere
     if not followed and asked.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise RefusedError(403, "pages of other origins are not answered")
-    if not slash or not hmac.compare_digest(first.encode(), token.encode()):
+    if not hmac.compare_digest(first.encode(), token.encode()):
         raise RefusedError(404, "there is nothing of this name; the address that was printed ends in a word of its own")
-    return str(name)
+    return str(name) if slash else None
 
 
 async def _posted(asked: Asked) -> tuple[str, bytes]:
