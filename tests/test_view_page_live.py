@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -550,6 +551,33 @@ def test_a_link_reproduces_the_view(browser: Browser, live: Server, page: Page, 
     with shown(browser, page.url) as again:
         settled(again)
         assert again.locator(".stage").inner_text() == before
+
+
+def test_a_link_that_names_what_is_not_there_says_so(page: Page) -> None:
+    banner = page.locator(".banner")
+    for place, said in (
+        ("view=walk&input=nobody", "an input that this page cannot read"),
+        ("view=patch&other=graph:0,0", "another input that this page cannot read"),
+        ("view=patch&layer=9", "layer 9, but layers are 1 to 2"),
+    ):
+        at(page, place)
+        assert said in banner.inner_text()
+        assert page.locator(".trouble:visible, .wrong:visible").count() == 0
+        assert place.partition("&")[2] not in page.url  # the address says what is shown
+        at(page, "view=walk&program=F7")
+        assert not banner.is_visible()
+    with shown_anew(page, "view=patch&layer=9") as again:
+        assert "layer 9" in again.locator(".banner").inner_text()
+
+
+@contextmanager
+def shown_anew(page: Page, place: str) -> Iterator[Page]:
+    """The same page at another place, opened by its link."""
+    browser = page.context.browser
+    assert browser is not None
+    with shown(browser, f"{page.url.partition('#')[0]}#{place}") as found:
+        settled(found)
+        yield found
 
 
 def test_two_tabs_do_not_meet(browser: Browser, live: Server) -> None:

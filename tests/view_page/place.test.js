@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { lostIn } from "../../loopscope/view/page/app.js";
 import { firstInput, formatInput, nameInput, parseInput } from "../../loopscope/view/page/inputs.js";
 import { DEFAULTS, formatPlace, inMemory, parsePlace, stateIn } from "../../loopscope/view/page/place.js";
 
@@ -72,5 +73,17 @@ test("inputs come back from their texts", () => {
 test("what is no input is none", () => {
   for (const text of ["", "graph:0,0:0:8", "graph:0,1:5:8", "graph:0,1:0:x", "tokens:a", "text:", "nobody", "graph:"]) {
     assert.equal(parseInput(text, HELLO), null, text);
+  }
+});
+
+test("what a link names and the model has not is told", () => {
+  const hello = /** @type {any} */ ({ ...HELLO, stacks: [{ name: "F", layers: 2 }] });
+  assert.equal(lostIn({ input: "walk-1", layer: "2", other: "tokens:1" }, hello).said, "");
+  assert.deepEqual(lostIn({ input: "nobody" }, hello).without, { input: "" });
+  assert.deepEqual(lostIn({ other: "nobody" }, hello).without, { other: "" });
+  for (const layer of ["9", "0", "-1", "1.5", "x"]) {
+    const { without, said } = lostIn({ layer }, hello);
+    assert.deepEqual(without, { layer: "" });
+    assert.match(said, /but layers are 1 to 2/);
   }
 });

@@ -49,6 +49,31 @@ function viewsFor(hello) {
 }
 
 /**
+ * What a link names that cannot be shown: the entries to go on with instead, and a sentence for whoever followed it.
+ * @param {import("./place.js").State} state @param {Hello} hello @returns {{without: Record<string, string>, said: string}}
+ */
+export function lostIn(state, hello) {
+  const layers = Math.max(1, ...hello.stacks.map((stack) => stack.layers));
+  const layer = state.layer ?? "";
+  if (state.input && !parseInput(state.input, hello))
+    return {
+      without: { input: "" },
+      said: "The link names an input that this page cannot read, so the first example is shown.",
+    };
+  if (state.other && !parseInput(state.other, hello))
+    return {
+      without: { other: "" },
+      said: "The link names another input that this page cannot read, so that of the example is taken.",
+    };
+  if (layer && !(/^\d+$/.test(layer) && Number(layer) >= 1 && Number(layer) <= layers))
+    return {
+      without: { layer: "" },
+      said: `The link names layer ${layer.slice(0, 20)}, but layers are 1 to ${layers}, so the last one is shown.`,
+    };
+  return { without: {}, said: "" };
+}
+
+/**
  * Fill an element with the page of one model. Returns what ends it.
  * @param {HTMLElement} root @param {import("./hosts.js").Host} host @param {Hello} hello
  * @param {import("./place.js").Keeper} keeper @returns {() => void}
@@ -116,17 +141,6 @@ export function startApp(root, host, hello, keeper) {
     },
     go: (some) => state.set(some, { push: true }),
   };
-  const lost = !!state.get().input && !parseInput(state.get().input ?? "", hello);
-  if (lost) {
-    state.set({ input: "" });
-    banner.hidden = false;
-    banner.textContent = "The link names an input that this page cannot read, so the first example is shown.";
-    const heard = state.listen(() => {
-      heard();
-      banner.hidden = true;
-    });
-  }
-
   /** @type {Map<string, View>} */
   const made = new Map();
   const tabs = el("nav", { class: "tabs", "aria-label": "Views" });
@@ -162,7 +176,25 @@ export function startApp(root, host, hello, keeper) {
   );
 
   let shown = "";
+  let told = false;
+  let mending = false;
+  /** Go on without what a link names and this model has not, and say so. @returns {boolean} whether there was any */
+  const mend = () => {
+    const { without, said } = lostIn(state.get(), hello);
+    if (!said) {
+      if (told && !mending) banner.hidden = true;
+      told &&= mending;
+      return false;
+    }
+    told = mending = true;
+    state.set(without);
+    mending = false;
+    banner.hidden = false;
+    banner.textContent = said;
+    return true;
+  };
   const show = () => {
+    if (mend()) return; // what is left was shown
     const asked = state.get().view;
     const name = views.some((view) => view.name === asked) ? asked : views[0].name;
     for (const link of tabs.children) {
