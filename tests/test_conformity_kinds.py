@@ -111,6 +111,32 @@ def test_references_that_cannot_be_compared_are_refused(refused: Callable[..., s
         assert says in refused(InputError, ask)
 
 
+def test_a_model_of_several_stacks_is_compared_by_a_program(refused: Callable[..., str]) -> None:
+    model = KINDS["two stacks"]()
+    program = Program.parse("(L2 H)2")
+    right = plain_run(model, {"main": TOKENS}, program).read("h6")
+
+    def forward(tokens: Tensor) -> Tensor:
+        return one_pass(model, tokens, program).read("h6")
+
+    for ask in (lambda: check_model(model, TOKENS, right), lambda: check_model(model, TOKENS, forward=forward)):
+        assert refused(InputError, ask).startswith(
+            "a model of several stacks is compared by its `program(loops, start)`"
+        )
+    assert check_model(model, TOKENS, right, forward=forward, program="(L2 H)3")
+    said = refused(InputError, lambda: check_model(model, TOKENS, right, program="(L H)3"))
+    assert "the reference logits are those of no number of calls (nearest: (L H)3, " in said
+    said = refused(InputError, lambda: check_model(model, TOKENS, right, program="L J:x H"))
+    assert said == "logits are compared after calls alone, from tokens, not after 'L J:x H'"
+
+
+def test_a_stack_of_another_name_is_compared() -> None:
+    simple = KINDS["simple"]()
+    right = plain_run(simple, {"main": TOKENS}, F**3).read("h3")
+    simple.stacks = {"G": simple.layers}
+    assert check_model(simple, TOKENS, right)
+
+
 def mixed(x: Tensor) -> Tensor:
     return x - x.mean(-2, keepdim=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from loopscope.errors import InputError
 from loopscope.execute.plain import plain_run
 from loopscope.model import causal
 from loopscope.pieces import pieces_of
-from loopscope.program import F, Program, Start
+from loopscope.program import Call, Program, Start
 from loopscope.protocol import LoopedModel
 
 CALLS = 16
@@ -78,9 +79,29 @@ def called_with(function: Any) -> Callable[[Tensor], Any]:
     return call
 
 
-def check_forward(model: LoopedModel, tokens: Int[Tensor, "B T"], own: Callable[[Tensor], Any] | None) -> bool:
-    """InputError where a forward gives logits that no number of calls gives; False where there are none to compare."""
-    if own is None:
+SEVERAL = (
+    "a model of several stacks is compared by its `program(loops, start)` and `readings(loops)`, or by"
+    " check_model(program=...), which say when each is called"
+)
+
+
+def comparable(model: LoopedModel, program: Program | None) -> bool:
+    """Whether it is known in which order the stacks of a model are called."""
+    has = all(callable(getattr(model, name, None)) for name in ("program", "readings"))
+    return program is not None or has or len(pieces_of(model).stacks) == 1
+
+
+def check_forward(
+    model: LoopedModel,
+    tokens: Int[Tensor, "B T"],
+    own: Callable[[Tensor], Any] | None,
+    program: Program | None = None,
+) -> bool:
+    """InputError where a forward gives logits that no number of calls gives; False where there are none to compare.
+
+    `program` says which calls these are: those that it begins with.
+    """
+    if own is None or not comparable(model, program):
         return False
     expected = _logits(own(tokens), tokens)
     if expected is None or not bool(expected.isfinite().all()):
@@ -89,11 +110,22 @@ def check_forward(model: LoopedModel, tokens: Int[Tensor, "B T"], own: Callable[
     if again is None or not torch.equal(again, expected):  # dropout, noise: nothing to compare with
         return False
     said = "the model's own forward gives logits that no number of calls gives"
-    return _compare(model, tokens, expected, said, "; check_model(model, forward=False) leaves it out")
+    return _compare(model, tokens, expected, said, "; check_model(model, forward=False) leaves it out", program=program)
 
 
-def check_reference(model: LoopedModel, tokens: Int[Tensor, "B T"], expected: Tensor, start: Start = None) -> None:
-    """InputError unless these [B, T, C] are the logits of some number of calls from such a start."""
+def check_reference(
+    model: LoopedModel,
+    tokens: Int[Tensor, "B T"],
+    expected: Tensor,
+    start: Start = None,
+    program: Program | None = None,
+) -> None:
+    """InputError unless these [B, T, C] are the logits of some number of calls from such a start.
+
+    `program` says which calls these are: those that it begins with.
+    """
+    if not comparable(model, program):
+        raise InputError(SEVERAL)
     kind = f"{str(expected.dtype).removeprefix('torch.')} {list(expected.shape)}"
     if expected.dim() != 3 or expected.shape[:2] != tokens.shape or not expected.is_floating_point():
         wanted = ", ".join(map(str, tokens.shape))
@@ -102,31 +134,42 @@ def check_reference(model: LoopedModel, tokens: Int[Tensor, "B T"], expected: Te
         raise InputError("the reference logits hold NaN or infinity")
     drawn = pieces_of(model).draws and start is None
     end = "; or the original began elsewhere: start=Zeros() or another Seed" if drawn else ""
-    if not _compare(model, tokens, expected, "the reference logits are those of no number of calls", end, start):
+    said = "the reference logits are those of no number of calls"
+    if not _compare(model, tokens, expected, said, end, start, program):
         raise InputError(f"the model's logits cannot be compared with a reference of {kind}: they have other classes")
 
 
-def _compare(model: LoopedModel, tokens: Tensor, expected: Tensor, said: str, end: str, start: Start = None) -> bool:
+def _compare(
+    model: LoopedModel,
+    tokens: Tensor,
+    expected: Tensor,
+    said: str,
+    end: str,
+    start: Start = None,
+    program: Program | None = None,
+) -> bool:
     """Whether there was something to compare; InputError where nothing agrees."""
-    nearest = _nearest(model, tokens, expected, start)
+    nearest = _nearest(model, tokens, expected, start, program)
     if nearest is None:
         return False
-    apart, program = nearest
+    apart, calls = nearest
     if apart is None:
         return True
     every_causal = all(layer.causal for layer in pieces_of(model).layers)
     others = {"full": _full} if every_causal else {"causal": causal, "full": _full}
     for name, mask in others.items():
-        other = _nearest(_Remasked(model, mask), tokens, expected, start)
+        other = _nearest(_Remasked(model, mask), tokens, expected, start, program)
         if other is not None and other[0] is None:
             declared = "a causal one" if every_causal else "the one they have"
             raise InputError(
                 f"{said}; they agree, after {other[1]}, with a {name} `mask` of the layers, not {declared}{end}"
             )
-    raise InputError(f"{said} (nearest: {program}, {apart:.3g} off): {MEMBERS}{end}")
+    raise InputError(f"{said} (nearest: {calls}, {apart:.3g} off): {MEMBERS}{end}")
 
 
-def _nearest(model: Any, tokens: Tensor, expected: Tensor, start: Start) -> tuple[float | None, str] | None:
+def _nearest(
+    model: Any, tokens: Tensor, expected: Tensor, start: Start, asked: Program | None
+) -> tuple[float | None, str] | None:
     """How far off the nearest number of calls is, None if it agrees, and which.
 
     None where nothing can be compared: other shapes, no finite numbers, or coarse roundings that grow to the size of
@@ -134,7 +177,7 @@ def _nearest(model: Any, tokens: Tensor, expected: Tensor, start: Start) -> tupl
     """
     least, at, told = math.inf, "", True
     size = float(expected.abs().amax())
-    for program, logits, moved in _plain(model, tokens, start):
+    for program, logits, moved in _plain(model, tokens, start, asked):
         if tuple(expected.shape) == (1, logits.shape[-1]):
             logits, moved = logits[:, -1], moved[:, -1]
         if logits.shape != expected.shape:
@@ -175,26 +218,28 @@ def _logits(found: Any, tokens: Int[Tensor, "B T"]) -> Tensor | None:
     return logits
 
 
-def _programs(model: object, start: Start) -> tuple[Program, tuple[str, ...]]:
+def _programs(model: Any, start: Start, asked: Program | None) -> tuple[Program, tuple[str, ...]]:
     """The longest program to compare with, and the points of it that may be meant.
 
-    A model that says what its program is, is asked; one of several stacks that does not cannot be compared.
+    Where none is asked for, a model that says what its program is, is asked.
     """
+    if asked is not None:
+        if any(not isinstance(step, Call) for step in asked.steps) or asked != asked.skeleton or asked.given:
+            raise InputError(f"logits are compared after calls alone, from tokens, not after '{asked}'")
+        program = asked if start is None else replace(asked, start=start)
+        return program, program.points
     said = [getattr(each, name, 0) for each in (model, getattr(model, "config", None)) for name in COUNTS]
     most = max(CALLS, *(each for each in said if type(each) is int and each <= 4 * CALLS), 0)
     own, readings = getattr(model, "program", None), getattr(model, "readings", None)
     if callable(own) and callable(readings):
         return own(most, start), ("h0", *readings(most))
-    program = Program((F**most).steps, start)
+    program = Program((Call(stack=next(iter(pieces_of(model).stacks))) ** most).steps, start)
     return program, program.points
 
 
-def _plain(model: Any, tokens: Tensor, start: Start) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _plain(model: Any, tokens: Tensor, start: Start, asked: Program | None) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Logits after 0, 1, ... loops, and those of an input that is off by a rounding, which tells how far one grows."""
-    pieces = pieces_of(model)
-    program, readings = _programs(model, start)
-    if not {getattr(step, "stack", None) for step in program.steps} <= set(pieces.stacks):
-        return
+    program, readings = _programs(model, start, asked)
     models: tuple[Any, ...] = (model, _Nudged(model))
     runs = [plain_run(each, {"main": tokens}, Program(program.steps[:1], program.start)) for each in models]
     states = [each.states["h0"] for each in runs]

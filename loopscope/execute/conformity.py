@@ -31,10 +31,17 @@ from torch import Tensor
 
 from loopscope import bounds
 from loopscope.errors import InputError
-from loopscope.execute.agreement import called_with, check_forward, check_reference, own_forward
+from loopscope.execute.agreement import (
+    SEVERAL,
+    called_with,
+    check_forward,
+    check_reference,
+    comparable,
+    own_forward,
+)
 from loopscope.execute.rowwise import Cut, apart, called, check_equal, cuts, far, shape_of, shaped, together
 from loopscope.pieces import LayerPieces, Pieces, pieces_of
-from loopscope.program import Seed, Start
+from loopscope.program import ProgramLike, Seed, Start, as_program
 from loopscope.protocol import LoopedModel, Side, TokenMap, device_of
 
 MASKED = 64
@@ -58,6 +65,7 @@ def check_model(
     *,
     start: Start = None,
     forward: Callable[[Tensor], Any] | bool = True,
+    program: ProgramLike | None = None,
 ) -> bool:
     """InputError in one line where a model does not keep what the protocol asks; it is then not looked at again.
 
@@ -66,6 +74,8 @@ def check_model(
       model's own, from such a `start`: `Zeros()`, where the original drew another one than this model would.
     - `forward` is what the model's logits are compared with, too: a function of tokens [B, T] that gives logits
       [B, T, C], True for the model's own forward, or False for none, as for a model whose forward is no plain run.
+    - `program` says in which order the stacks of a model are called, where it has no `program` of its own: logits are
+      those after some of its calls, counted from the first.
 
     Gives whether there were logits to compare with.
     """
@@ -75,15 +85,18 @@ def check_model(
         tokens = torch.tensor([[0, 1, 0]], device=device_of(model))
     if tokens.dim() != 2 or tokens.shape[1] < 2 or len(tokens.unique()) < 2:
         raise InputError("a model is looked at with two rows or more that hold two different tokens")
+    asked = None if program is None else as_program(program)
     with torch.no_grad():
         _check_rows(model, tokens, None, _Look(every=True, thorough=True))
         compared = False
         if reference_logits is not None:
-            check_reference(model, tokens, reference_logits, start)
+            check_reference(model, tokens, reference_logits, start, asked)
             compared = True
         if forward is not False:
             own = own_forward(model) if forward is True else called_with(forward)
-            found = check_forward(model, tokens[:1], own)
+            if callable(forward) and not comparable(model, asked):
+                raise InputError(SEVERAL)
+            found = check_forward(model, tokens[:1], own, asked)
             if not found and callable(forward):
                 raise InputError("the forward given for comparison gives no logits [B, T, classes] of these tokens")
             compared = compared or found
