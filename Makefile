@@ -13,7 +13,7 @@ FEW    := $(addprefix tests/test_,annotations.py cli.py execute.py lm_cli.py lm_
 BOUND  := --timeout 1200 --timeout-method thread
 
 # What starts processes on engines: one at a time, as nodes are killed under them.
-ENGINES := $(addprefix tests/test_,jobs_local.py jobs_ray.py jobs_slurm.py whole_campaign.py)
+ENGINES := $(addprefix tests/test_,jobs_faults.py jobs_local.py jobs_ray.py jobs_slurm.py whole_campaign.py)
 
 .PHONY: help setup reproduce test check check-slow check-gpu check-lowest lint types docs notebooks explorer wheel clean
 

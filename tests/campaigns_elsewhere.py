@@ -37,7 +37,7 @@ class Campaign:
     """A file of jobs on an engine; `events` is what all runs of the command have said so far."""
 
     def __init__(self, graph: Graph, folder: Path, on: str) -> None:
-        self.store = Store(folder / "store")
+        self.graph, self.store = graph, Store(folder / "store")
         self.file = folder / "jobs.json"
         self.file.write_text(json.dumps(graph.to_json()))
         self.on = on

@@ -73,7 +73,7 @@ def killed_in_a_write(campaign: Campaign) -> float:
 def submitted_twice(campaign: Campaign) -> float:
     """The same command a second time, at once."""
     times: list[float] = []
-    second = Campaign(small_graph(UPDATES), campaign.file.parent, campaign.on)
+    second = Campaign(campaign.graph, campaign.file.parent, campaign.on)
     codes: list[int] = []
     other = threading.Thread(target=lambda: codes.append(second.run(save_every=0.5)))
     assert campaign.run(once("begun", lambda *_: (times.append(time.monotonic()), other.start())), 0.5) == 0
@@ -204,8 +204,11 @@ def _back(events: list[Event], at: float) -> float | None:
     return None
 
 
+FAILED = "FAILED"
+
+
 def rows(on: str, faults: dict[str, Fault]) -> Iterator[str]:
-    """The rows of an engine."""
+    """The rows of an engine; one with the word `FAILED` for a fault that did not end as it should."""
     with place() as folder:
         expected = undisturbed_in(folder, small_graph(UPDATES))
     with place() as folder:
@@ -216,18 +219,25 @@ def rows(on: str, faults: dict[str, Fault]) -> Iterator[str]:
         try:
             yield row(name, fault, on, calm, expected)
         except AssertionError as error:
-            yield f"| {name} | {on.partition(':')[0]} | FAILED {str(error)[:200]} | | |"
+            yield f"| {name} | {on.partition(':')[0]} | {FAILED} {str(error)[:200]} | | |"
 
 
-def main(asked: list[str]) -> None:
-    """Print a row for every fault of these engines, or for those whose names begin as told."""
+def main(asked: list[str]) -> int:
+    """Print a row for every fault of these engines, or for those whose names begin as told; 1 where one failed."""
     named = [each.removeprefix("--only=") for each in asked if each.startswith("--only=")]
     engines = [each for each in asked if not each.startswith("--only=")]
 
     def wanted(faults: dict[str, Fault]) -> dict[str, Fault]:
         return {name: each for name, each in faults.items() if not named or name.startswith(tuple(named))}
 
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    failed = False
+
+    def show(made: Iterator[str]) -> None:
+        nonlocal failed
+        for each in made:
+            print(each, flush=True)
+            failed |= f"| {FAILED} " in each
+
     for on in engines:
         kind = on.partition(":")[0]
         if kind == "ray":
@@ -236,12 +246,12 @@ def main(asked: list[str]) -> None:
                     "node killed": ray_node_killed(cluster),
                     "head node killed, cluster and command started again": ray_head_killed(cluster),
                 }
-                for each in rows(f"ray:{cluster.address}", wanted({**EVERYWHERE, **own})):
-                    print(each, flush=True)
+                show(rows(f"ray:{cluster.address}", wanted({**EVERYWHERE, **own})))
             continue
-        for each in rows(on, wanted(EVERYWHERE if kind == "local" else ON_SLURM)):
-            print(each, flush=True)
+        show(rows(on, wanted(EVERYWHERE if kind == "local" else ON_SLURM)))
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main(sys.argv[1:]))

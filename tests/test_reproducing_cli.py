@@ -298,6 +298,10 @@ def test_reproduce_measures_judges_and_writes_once(run: Run, tmp_path: Path) -> 
     assert times_under(tmp_path / "S") == before
     assert again == first
     assert (tmp_path / "O" / "index.html").read_text(encoding="utf-8") == page
+    code, out, err = run(*asked, "--on", "local:1", "--device", "cpu", "--events")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (code, [each["what"] for each in lines]) == (0, ["found", "found", "result"])
+    assert (lines[-1]["result"]["page"], lines[-1]["result"]["claims"]) == (first["page"], first["claims"])
     code, out, err = run(*asked)
     assert (code, err) == (0, "")
     assert "target.one" in out
