@@ -113,6 +113,22 @@ def test_what_run_cannot_run_has_one_line(arguments: list[str], said: str, capsy
     assert said in err
 
 
+def test_run_says_what_it_ran_on_and_heads_its_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = loopscope(capsys, "run", "tiny-0", "F3", "--ids", "[1, 2]", "--top", "4")
+    assert (code, out.splitlines()[0]) == (0, "input: tokens 1 2")
+    assert out.splitlines()[2].split() == ["after", "answer", "%", "2nd", "%", "3rd", "%", "4th", "%"]
+    asked = "F2 F[layer[1].z<-(F3)@other]", "--ids", "[1, 2]", "--other", "other=[2, 1]"
+    _, out, _ = loopscope(capsys, "run", "tiny-0", *asked)
+    assert out.splitlines()[1] == "input @other: tokens 2 1"
+    _, out, _ = loopscope(capsys, "run", "tiny-0", "F3")
+    said = json.loads(loopscope(capsys, "run", "tiny-0", "F3", "--json")[1])["input"]
+    graph = " ".join(map(str, said["graph"]))
+    assert " ".join(out.split()).startswith(f"input: graph {graph}, start {said['start']}, depth {said['depth']}")
+
+
 def test_a_map_of_ones_own_is_found_by_the_copied_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from loopscope.loading import map_folder
     from loopscope.view.contract import unpack

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table
+from loopscope.cli.app import AsJson, app, print_json, print_table, prose
 from loopscope.cli.display import spinner
 from loopscope.cli.options import Chat, Top, bundled
 from loopscope.cli.view import Loaded
@@ -71,7 +72,9 @@ def run_program(
     ]
     if as_json:
         return print_json({"model": subject.name, "program": program, "input": mine, "points": points})
-    columns = ("after", *(word for rank in range(1, len(points[0]["top"]) + 1) for word in (f"{rank}.", "%")))
+    for name, each in {"": mine, **{name: inputs[name] for name in request.others}}.items():
+        prose(f"input{f' @{name}' if name else ''}: {_in_words(each)}", "  ", "")
+    columns = ("after", *(word for rank in range(1, len(points[0]["top"]) + 1) for word in (_ranked(rank), "%")))
     rows = ((each["point"], *(cell for best in each["top"] for cell in _cells(best))) for each in points)
     print_table(f"{subject.name}: {program}", columns, rows)
 
@@ -99,6 +102,26 @@ def _inputs(ids: str | None, text: str | None, chat: bool, others: Sequence[str]
     for name, (given,) in pairs("--other", "NAME=INPUT", others, once=True).items():
         found[name] = made(f"--other {name}", given)
     return found
+
+
+def _in_words(given: Given) -> str:
+    """An input as its parts: graph 1 5 4 0, start 0, depth 8."""
+    parts = {name: part for name, part in given.items() if part is not False}
+    return ", ".join(f"{name} {_part(part)}" for name, part in parts.items())
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, list | tuple):
+        return " ".join(map(str, part))
+    return "yes" if part is True else json.dumps(part, ensure_ascii=False)
+
+
+def _ranked(rank: int) -> str:
+    """What heads the column of the answers of a rank."""
+    if rank == 1:
+        return "answer"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th") if rank % 100 not in (11, 12, 13) else "th"
+    return f"{rank}{ending}"
 
 
 def _cells(best: dict[str, Any]) -> tuple[str, str]:
