@@ -60,6 +60,17 @@ class AffineMap(nn.Module, ABC):
         self.width = width
         self.b = nn.Parameter(torch.zeros(width))
 
+    def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """J(h), row by row: formed in the map's own precision, and rounded to that of the states at its end.
+
+        Maps stand near the identity: products in bf16 would round away most of what they do.
+        """
+        return self.moved(h.to(self.b.dtype)).to(h.dtype)
+
+    @abstractmethod
+    def moved(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """J(h) of states in the map's own precision."""
+
     @abstractmethod
     def linear(self) -> Float[Tensor, "d d"]:
         """W, in the sense of row vectors: J(h) = h W + b."""
@@ -123,7 +134,7 @@ class DiagonalLowRank(_LowRank):
         self.D = nn.Parameter(torch.ones(width))
         nn.init.normal_(self.A, std=width**-0.5 if std is None else std, generator=_generator(seed))
 
-    def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+    def moved(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """J(h), row by row."""
         return h * self.D + (h @ self.A) @ self.B + self.b
 
@@ -146,7 +157,7 @@ class ResidualLowRank(_LowRank):
         with torch.no_grad():
             self.A.copy_(drawn.T)
 
-    def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+    def moved(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """J(h), row by row."""
         return h + (h @ self.A) @ self.B + self.b
 
@@ -164,7 +175,7 @@ class Dense(AffineMap):
         super().__init__(width)
         self.W = nn.Parameter(torch.eye(width))
 
-    def forward(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+    def moved(self, h: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """J(h), row by row."""
         return h @ self.W + self.b
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from loopscope import F, J, load
+from loopscope import F, J, load, run
 from loopscope.errors import InputError
 from loopscope.execute.plain import plain_run
 from loopscope.maps import Dense
@@ -113,6 +113,17 @@ def test_whole_answers_are_those_of_plain_runs_one_at_a_time(kind: str) -> None:
         expected.append(bool(at % 2))
     found = whole_answers(model, items, [program, str(program)], maps={"mine": step}, batch=5)
     assert found.tolist() == [expected, expected]
+
+
+def test_a_rounded_model_and_its_map_in_fp32_run_together() -> None:
+    """As they come from `lm finetune` and `lm fit`, without a wrapper around the map."""
+    model = KINDS["simple"](torch.bfloat16)
+    maps = {"mine": Dense(model.width)}
+    items = [item((1, 2, 3), 4), item((5, 6, 7), 0)]
+    plain, steered = whole_answers(model, items, [F**2, F | J("mine") | F], maps=maps)
+    assert plain.tolist() == steered.tolist()  # the map is the identity
+    both = run(model, torch.tensor([[1, 2, 3]]), [F**2, F | J("mine") | F], maps=maps)
+    assert torch.equal(both[F**2].logits, both[F | J("mine") | F].logits)
 
 
 def test_programs_without_a_map_and_read_at_it() -> None:

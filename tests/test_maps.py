@@ -234,6 +234,16 @@ def listing(folder: Path) -> list[str]:
 
 
 @families
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_map_acts_in_its_own_precision_on_states_of_any(family: str, dtype: torch.dtype) -> None:
+    step = far_from_identity(family, dtype=torch.float32)
+    h = states(4, 12).to(dtype)
+    found = step(h)
+    assert found.dtype == dtype
+    assert torch.equal(found, step(h.float()).to(dtype))
+
+
+@families
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float16])
 def test_what_is_saved_comes_back_bit_for_bit(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     step = far_from_identity(family, dtype=dtype)
