@@ -329,17 +329,38 @@ Steps.of = staticmethod(as_program)
 
 
 def as_source(source: Source | Program | Step | str) -> Source:
-    """Accept a source or change as a value or text; a program is a run of it, a map J a function of the component."""
+    """Accept a source or change as a value or text; a program is a run of it, a map J a function of the component.
+
+    Text that is no source is read as a program: "F3", "seed:3 F3" and "(L2 H)2" as "(F3)", "(seed:3 F3)" and
+    "((L2 H)2)".
+    """
     if isinstance(source, Map):
         return Apply(source.name)
     if isinstance(source, Program | Call):
         return Run(as_program(source))
     if isinstance(source, str):
         reader = _Reader(source)
-        parsed = reader.value(reader.operator())
-        reader.end()
+        try:
+            parsed = reader.value(reader.operator())
+            reader.end()
+        except InputError as error:
+            return Run(_program_or_source(source, reader.at, error))
         return parsed
     return source
+
+
+def _program_or_source(text: str, read: int, error: InputError) -> Program:
+    """The program that a text is which is no source; InputError in the words of what fits the text further."""
+    reader = _Reader(text)
+    try:
+        program = reader.program()
+        reader.end()
+    except InputError as other:
+        told = other if reader.at > read else error
+        raise InputError(
+            f"{told}; a patch takes a source such as (F6)@other or $name, or a program: F6 J:one F"
+        ) from None
+    return program
 
 
 class _Reader(PatchReader):

@@ -333,7 +333,7 @@ def test_bad_names_are_refused(name: str, refused: Callable[..., str]) -> None:
         assert refused(InputError, make, name).startswith(f"{kind} name {name!r} may hold only letters, digits")
 
 
-@pytest.mark.parametrize("text", ["F", "(F) F", "(F", "$", "", "(F))", "F6 J:one F"])
+@pytest.mark.parametrize("text", ["(F", "$", "", "(F))", "F6 J:", "+=F"])
 def test_bad_sources_are_refused(text: str, refused: Callable[..., str]) -> None:
     refused(InputError, F.patch, Z, text)
 
@@ -378,3 +378,23 @@ def test_deeper_nesting_is_refused(depth: int, refused: Callable[..., str]) -> N
 def test_a_stack_must_be_there_where_only_sizes_are_known(refused: Callable[..., str]) -> None:
     sizes = Sizes(layers=2, heads=4, rows=7)
     assert "no stack Q" in refused(InputError, lambda text: check_programs([text], sizes), "Q3")
+
+
+@pytest.mark.parametrize("text", ["F3", "seed:3 F3", "zeros F", "(L2 H)2", "F6 J:one F", "(F3) F", "h2 F"])
+def test_text_of_a_program_is_a_source(text: str) -> None:
+    where = "loop[1].layer[1].z"
+    patched = Program.parse("F3").patch(where, text)
+    assert patched == Program.parse("F3").patch(where, Program.parse(text))
+    assert patched == Program.parse("F3").patch(where, f"({text})")
+
+
+def test_text_that_is_neither_source_nor_program_names_both(refused: Callable[..., str]) -> None:
+    for text, says in {
+        "F3 G[": "the text ends at character 6",
+        "$": "a source is (program)",
+        "(L2 H)2 @": "cannot read '@' at character 9",
+        "(F3)@other J": "nothing may follow here",
+    }.items():
+        said = refused(InputError, lambda text=text: Program.parse("F3").patch("loop[1].layer[1].z", text))
+        assert says in said
+        assert said.endswith("a patch takes a source such as (F6)@other or $name, or a program: F6 J:one F")
