@@ -4,7 +4,11 @@ import { Trouble } from "../../loopscope/view/page/contract.js";
 import { kernelHost } from "../../loopscope/view/page/hosts.js";
 import { newest, sessionWith } from "../../loopscope/view/page/session.js";
 
-const HELLO = /** @type {any} */ ({ model: "m", maps: [{ name: "one", title: "one" }] });
+const HELLO = /** @type {any} */ ({
+  model: "m",
+  maps: [{ name: "one", title: "one" }],
+  stacks: [{ name: "F", layers: 2 }],
+});
 const INPUT = { tokens: [1] };
 
 /** @param {any} head */
@@ -160,4 +164,23 @@ test("what is asked for can be stopped, and says so", async () => {
   const one = ask("F", { kind: "x" }, { input: INPUT });
   stop();
   await assert.rejects(one, (error) => error instanceof Trouble && error.kind === "stopped");
+});
+
+test("where nothing was recorded, a wrong program is told as wrong and another one stands", async () => {
+  const { canonical } = session(async () => {
+    throw new Trouble("unrecorded", "not recorded");
+  });
+  for (const [text, said, position] of /** @type {[string, RegExp, number | null][]} */ ([
+    ["F6 X", /no stack named X .* there are: F$/, 3],
+    ["F6 J:nobody F", /no map named nobody .* there are: one$/, 3],
+    ["F6 F[layer[2].z<-(F6 J:two F)@other]", /no map named two/, null],
+    ["F7 nonsense", /cannot be read as a program/, null],
+  ]))
+    await assert.rejects(
+      canonical(text, { input: INPUT }),
+      (error) =>
+        error instanceof Trouble && error.kind === "wrong" && said.test(error.message) && error.position === position,
+    );
+  const fine = "F6 F[layer[2].z<-(F6 J:one F)@other]";
+  assert.equal(await canonical(fine, { input: INPUT }), fine);
 });

@@ -280,6 +280,36 @@ export function withoutPatches(program) {
   return made;
 }
 
+/**
+ * The first stack or map that a program or one of its sources names and that is not among the known ones, with its place
+ * in the text where that is the program's own; null where all are known.
+ * @param {string} text @param {{stacks: string[], maps: string[]}} known
+ * @returns {{kind: "stack" | "map", name: string, position: number | null} | null}
+ */
+export function unknownIn(text, known) {
+  const program = parseProgram(text);
+  if (!program) return null;
+  for (const step of program.steps) {
+    const name = step.kind === "map" ? step.name : step.stack;
+    if ((step.kind === "map" ? known.maps : known.stacks).includes(name)) continue;
+    const written = step.kind === "map" ? `J:${name}(?![\\w-])` : `${name}(?![\\w:])|${name}\\d`;
+    const found = new RegExp(`(?<![\\w:])(?:${written})`).exec(text);
+    return { kind: step.kind === "map" ? "map" : "stack", name, position: found ? found.index : null };
+  }
+  const lists = [
+    program.prelude,
+    ...program.coda.map((each) => each.patches),
+    patchesOf(program).map((each) => each.text),
+  ];
+  for (const patch of lists.flat()) {
+    const from = patch.indexOf("<-(") + 2;
+    const end = from < 2 ? -1 : closing(patch, from);
+    const found = end < 0 ? null : unknownIn(patch.slice(from + 1, end), known);
+    if (found) return { ...found, position: null };
+  }
+  return null;
+}
+
 /** The place that a patch stands at. @param {string} patch @returns {string} */
 export function siteOf(patch) {
   const at = /<-|\+=|\*=/.exec(patch.replace(/"(?:[^"\\]|\\.)*"|<[\d ]+>/g, (quoted) => " ".repeat(quoted.length)));

@@ -32,9 +32,8 @@ export function runBar(app) {
   const said = el("div", { class: "share" });
 
   const reading = newest((trouble) => {
-    wrong.textContent = trouble && trouble.kind !== "unrecorded" ? trouble.message : "";
+    wrong.textContent = trouble ? trouble.message : "";
     text.setAttribute("aria-invalid", String(!!wrong.textContent));
-    if (trouble?.kind === "unrecorded") state.set({ program: text.value.trim() }, { push: true });
     if (trouble?.position !== null && trouble?.position !== undefined && document.activeElement === text) {
       text.setSelectionRange(trouble.position, Math.min(text.value.length, trouble.position + 1));
     }

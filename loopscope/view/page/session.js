@@ -1,7 +1,7 @@
 /** Asking the host: answers are kept, the newest question of a kind replaces the one before, waiting is shown. */
 
 import { Trouble, canonicalText, decoded, nameOf } from "./contract.js";
-import { formatProgram, parseProgram } from "./program.js";
+import { formatProgram, parseProgram, unknownIn } from "./program.js";
 
 /**
  * @typedef {import("./contract.js").Answer} Answer
@@ -26,6 +26,21 @@ const ANEW =
 /** About how many bytes an answer takes. @param {Answer} answer @returns {number} */
 function sizeOf(answer) {
   return Object.values(answer.arrays).reduce((all, values) => all + 4 * values.data.length, 1000);
+}
+
+const UNREADABLE = "This cannot be read as a program, such as F6 J:one F; a page with the model says at which place.";
+
+/**
+ * What is wrong with a program, as far as the page can say without the model: a stack or map that is not there.
+ * @param {string} text @param {Hello} hello @returns {Trouble | null}
+ */
+function wrongIn(text, hello) {
+  const [stacks, maps] = [hello.stacks, hello.maps].map((all) => all.map((each) => each.name));
+  const found = unknownIn(text, { stacks, maps });
+  if (!found) return null;
+  const there = (found.kind === "map" ? maps : stacks).join(", ") || "none";
+  const message = `there is no ${found.kind} named ${found.name} in this page; there are: ${there}`;
+  return new Trouble("wrong", message, found.position);
 }
 
 /**
@@ -179,7 +194,8 @@ export function sessionWith(host, hello, notices) {
   };
 
   /**
-   * The text of a program as the library writes it. Where there are no patches the page knows; else it asks.
+   * The text of a program as the library writes it. Where there are no patches the page knows; else it asks. Where
+   * nobody can be asked, what the page cannot say wrong stands as it is written.
    * @param {string} text @param {{input: Input, others?: Record<string, Input>, signal?: AbortSignal}} about
    * @returns {Promise<string>}
    */
@@ -194,8 +210,10 @@ export function sessionWith(host, hello, notices) {
     try {
       return (await ask(text.trim(), { kind: "check" }, about)).head.program;
     } catch (error) {
-      if (parsed && error instanceof Trouble && error.kind === "unrecorded") return formatProgram(parsed);
-      throw error;
+      if (!(error instanceof Trouble && error.kind === "unrecorded")) throw error;
+      const wrong = wrongIn(text, hello);
+      if (wrong || !parsed) throw wrong ?? new Trouble("wrong", UNREADABLE);
+      return formatProgram(parsed);
     }
   };
 

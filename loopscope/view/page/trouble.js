@@ -37,6 +37,7 @@ export function troublePlace(hello, stage) {
         ? [
             el("p", {}, "This was not recorded in this page. With Loopscope installed, this computes it:"),
             commandLine(hello.made_with),
+            el("p", {}, "To the address that it prints, add the end of this address, from # on."),
           ]
         : [el("p", {}, "This was not recorded in this page.")];
       fill(element, ...how);
