@@ -69,7 +69,7 @@ export const WORDS = [
     id: "edges",
     title: "Where to look, or what is found?",
     says: [
-      "Left alone, this run walks on to its own next node: B. Now head 3 of layer 2 is given the pattern that it has in a walk on another graph. It points at the arrow out of the other walk's node. If a pattern says where to look, this run reads its own arrow there: E.",
+      "Without a patch this run goes on to its own next node: B. Now head 3 of layer 2 is given the pattern that it has in a walk on another graph. It points at the arrow out of the other walk's node. If a pattern says where to look, this run reads its own arrow there: E.",
       "If the head is given its output of the other run instead, that carries what the other run found in its own graph: D.",
     ],
     look: "Bring the pattern, then the output.",
