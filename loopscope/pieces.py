@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,27 +24,49 @@ from loopscope.model import causal
 from loopscope.program import Call, Program, Seed, Start, Zeros
 from loopscope.protocol import LoopedLayer, LoopedModel, Side
 
+How = Literal["", "place", "name"]
+"""How a method takes an optional argument: not at all, by its place, or by its name."""
+
 
 @lru_cache(maxsize=4096)
-def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
-    """Name of every argument that a function takes by position, and whether it must be given."""
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[tuple[str, bool], ...], frozenset[str]]:
+    """Name of every argument that a function takes by position, and whether it must be given; those by name alone."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     every = inspect.signature(function).parameters.values()
-    return tuple((each.name, each.default is each.empty) for each in every if each.kind in positional)
+    named = frozenset(each.name for each in every if each.kind is inspect.Parameter.KEYWORD_ONLY)
+    return tuple((each.name, each.default is each.empty) for each in every if each.kind in positional), named
 
 
-def _takes(method: Callable[..., Any], at: int, name: str) -> bool:
-    """Whether argument `at` (from 1) of a method is the optional one of this name.
+def _takes(method: Callable[..., Any], at: int, name: str, *, others: bool = False) -> How:
+    """How a method takes its optional argument `at` (from 1), which has this name.
 
-    It is if the method calls it so, or cannot be called without it; an argument that means something else has another
-    name and a default.
+    By its place if it is called so there, or must be given.  InputError for an argument there of another name and with
+    a default, which would never be given; `others` may be there, where they can mean something else.
     """
     function = getattr(method, "__func__", None)
     try:
-        found = _parameters(method) if function is None else _parameters(function)[1:]
+        places, named = _parameters(method if function is None else function)
     except (TypeError, ValueError):  # of some callables nothing is known, or they have no hash
-        return False
-    return len(found) >= at and (found[at - 1][0] == name or found[at - 1][1])
+        return ""
+    places = places if function is None else places[1:]
+    if name in named:
+        return "name"
+    if len(places) < at:
+        return ""
+    found, needed = places[at - 1]
+    if found != name and not needed and not others:
+        raise InputError(
+            f"argument {at} of the model's {getattr(method, '__name__', 'member')} is `{found}`, which is never given:"
+            f" it must be called `{name}`, if it is that, or stand behind `*`"
+        )
+    return "place" if found == name or needed else ""
+
+
+def _given(method: Callable[..., Any], how: How, name: str, *given: Any) -> Any:
+    """What a method gives; the last of the arguments is the one of this name."""
+    if how == "name":
+        return method(*given[:-1], **{name: given[-1]})
+    return method(*given) if how else method(*given[:-1])
 
 
 @dataclass(frozen=True)
@@ -55,9 +77,9 @@ class LayerPieces:
     causal: bool
     parallel: bool
     softcap: float | None
-    takes_side: bool
     units: bool
-    _takes_x: bool
+    _side: How
+    _x: How
 
     @classmethod
     def of(cls, layer: LoopedLayer) -> LayerPieces:
@@ -68,10 +90,15 @@ class LayerPieces:
             not hasattr(layer, "mask"),
             bool(getattr(layer, "parallel", False)),
             None if softcap is None else float(softcap),
-            _takes(layer.project, 4, "side"),
             hasattr(layer, "mlp_hidden") and hasattr(layer, "mlp_from"),
+            _takes(layer.project, 4, "side"),
             _takes(layer.attn_out, 2, "x"),
         )
+
+    @property
+    def takes_side(self) -> bool:
+        """Whether it looks at tokens or calls."""
+        return bool(self._side)
 
     @property
     def scale(self) -> float:
@@ -80,17 +107,13 @@ class LayerPieces:
 
     def project(self, x: Tensor, rows: Any, parts: str, side: Side | None) -> tuple[Tensor, ...]:
         """Queries, keys and values of x [..., R, d]; `side` is asked for where `takes_side`."""
-        if self.takes_side:
-            project: Callable[..., tuple[Tensor, ...]] = self.layer.project
-            return project(x, rows, parts, side)
-        return self.layer.project(x, rows, parts)
+        found: tuple[Tensor, ...] = _given(self.layer.project, self._side, "side", x, rows, parts, side)
+        return found
 
     def attn_out(self, z: Float[Tensor, "*B H R k"], x: Float[Tensor, "*B R d"]) -> Tensor:
         """What attention gives to `join`; x is what entered the layer."""
-        if self._takes_x:
-            attn_out: Callable[..., Tensor] = self.layer.attn_out
-            return attn_out(z, x)
-        return self.layer.attn_out(z)
+        found: Tensor = _given(self.layer.attn_out, self._x, "x", z, x)
+        return found
 
     def mlp_out(self, x: Float[Tensor, "*B R d"], middle: Float[Tensor, "*B R d"]) -> Tensor:
         """What the MLP gives to `join`; x entered the layer, `middle` is the stream after attention."""
@@ -181,10 +204,8 @@ class Pieces:
 
     def embed(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """The input of tokens [B, T] at these positions, [T] or [B, T]."""
-        if _takes(self.model.embed, 2, "rows"):
-            embed: Callable[..., Tensor] = self.model.embed
-            return embed(tokens, rows)
-        return self.model.embed(tokens)
+        found: Tensor = _given(self.model.embed, _takes_rows(self.model.embed), "rows", tokens, rows)
+        return found
 
     def angles(self, rows: Int[Tensor, " R"], x: Float[Tensor, "*B R d"]) -> tuple[Tensor, ...] | None:
         """What layers take in the place of these rows of states like x, [..., R, angles] each; None: the rows."""
@@ -213,14 +234,16 @@ class Pieces:
         own: Callable[..., Tensor] | None = getattr(self.model, "start", None)
         if own is None:
             return e if len(self.stacks) == 1 else torch.cat([e] * len(self.stacks), -1)
-        return own(e, seed, rows) if _takes(own, 3, "rows") else own(e, seed)
+        found: Tensor = _given(own, _takes(own, 3, "rows"), "rows", e, seed, rows)
+        return found
 
     def enter(self, h: Float[Tensor, "*B s"], e: Tensor | None, call: int, stack: str) -> Tensor:
         """What the first layer of a call sees."""
         enter: Callable[..., Tensor] | None = getattr(self.model, "enter", None)
         if enter is None:
             return h if len(self.stacks) == 1 else self.part(h, stack)
-        return enter(h, e, call, stack) if _takes(enter, 4, "stack") else enter(h, e, call)
+        found: Tensor = _given(enter, _takes(enter, 4, "stack"), "stack", h, e, call, stack)
+        return found
 
     def close(self, x: Float[Tensor, "*B d"], h: Tensor | None, stack: str) -> Tensor:
         """The state after a call, from what its last layer gives and, with several stacks, the state before."""
@@ -264,11 +287,27 @@ class Pieces:
             raise InputError(f"'{program}' patches a coda, which this model does not have")
 
 
+def _takes_rows(embed: Callable[..., Any]) -> How:
+    """How `embed` takes positions; what else it may take keeps its default, as where it is called on tokens alone."""
+    return _takes(embed, 2, "rows", others=True)
+
+
+def _check_arguments(model: LoopedModel, several: bool) -> None:
+    """InputError where glue takes an argument that would never be given, or does not take the stack that it must."""
+    if start := getattr(model, "start", None):
+        _takes(start, 3, "rows")
+    if enter := getattr(model, "enter", None):
+        if several and not _takes(enter, 4, "stack"):
+            raise InputError("the model has several stacks, so its enter must take `stack`, whose call it is")
+        _takes(enter, 4, "stack")
+
+
 def pieces_of(model: LoopedModel) -> Pieces:
-    """The pieces of a model; InputError where stacks are named wrongly."""
+    """The pieces of a model; InputError where stacks are named wrongly, or arguments so that they are never given."""
     stacks: Mapping[str, Any] = getattr(model, "stacks", None) or {"F": model.layers}
     for name in stacks:
         Call(stack=name)  # raises where it is no name of a stack
+    _check_arguments(model, len(stacks) > 1)
     return Pieces(
         model,
         {name: tuple(map(LayerPieces.of, layers)) for name, layers in stacks.items()},
