@@ -13,8 +13,10 @@ from torch import Tensor
 
 from loopscope.model import LoopedTransformer, ModelConfig, graph_walk_config, parity_config, relations_config
 from loopscope.studies.recipes import map_recipe
+from loopscope.threads import fixed_threads
 from loopscope.training.cohort.cohort import Cohort, products, stacked
 from loopscope.training.cohort.objective import Maps, new_map
+from loopscope.training.cohort.ops import embed
 from loopscope.training.cohort.stack import ALIGNED, Stack
 from tests.gradients import check_gradient
 
@@ -47,6 +49,20 @@ def cohort_of(models: list[LoopedTransformer]) -> tuple[Stack, Cohort]:
 
 def some_tokens(config: ModelConfig) -> Tensor:
     return torch.randint(0, config.vocabulary, (MEMBERS, BATCH, LENGTH))
+
+
+def test_two_threads_sum_the_gradient_of_an_embedding_in_one_order() -> None:
+    """On so many rows that they share the work: a table's gradient has the same bits each time."""
+    tokens, given = torch.randint(0, 5, (1, 8192)), torch.randn(1, 8192, 64)
+    found = []
+    with fixed_threads(2):
+        for _ in range(8):
+            table = torch.zeros(1, 5, 64, requires_grad=True)
+            embed(table, tokens).backward(given)
+            assert table.grad is not None
+            found.append(table.grad)
+    assert all(torch.equal(found[0], each) for each in found)
+    torch.testing.assert_close(found[0][0, 3], given[0, tokens[0] == 3].sum(0), rtol=0, atol=1e-3)
 
 
 # ---- the transformers ------------------------------------------------------------------------------------------------
