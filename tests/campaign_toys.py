@@ -33,6 +33,12 @@ def training(recipe: BackboneRecipe, seeds: list[int], threads: int = 1) -> Job:
     return Job(f"train {recipe.name}", "train", settings, needs=Needs(cpus=threads))
 
 
+def wide_walk() -> BackboneRecipe:
+    """A walker that is wide enough for two threads to share its operations; other numbers of them give other bits."""
+    walk = toy_walk(updates=2, check_every=1)
+    return replace(walk, name="toy-wide", batch=64, model=replace(walk.model, width=32, mlp=128))
+
+
 def fitting(recipes: list[MapRecipe], backbone: BackboneRecipe, seed: int, fits: list[int]) -> Job:
     settings = {"recipes": [each.to_dict() for each in recipes], "fits": fits}
     inputs = {BACKBONE: key_of(backbone, seed)}
@@ -85,14 +91,15 @@ TELLING = (RESULT, ABOUT, "fitted.json", "history.json.xz")
 def toy_graph(updates: int = 6) -> Graph:
     """Every task: two walkers with a map, and what they are measured on; parity and relations with a map each.
 
-    `updates` of the walkers: many give whoever harms them time to do so.
+    `updates` of the walkers: many give whoever harms them time to do so.  A wider one is trained by two threads.
     """
     walk, parity, relations = toy_walk(updates=updates), toy_parity(), toy_relations()
     steps = [fitting([toy_map("one"), toy_map("two")], walk, seed, [1, 2]) for seed in (0, 1)]
     chain = fitting([toy_relation_map()], relations, 0, [1])
     bits = fitting([toy_parity_map()], parity, 0, [1])
     return Graph((
-        training(walk, [0, 1]), training(parity, [0]), training(relations, [0]), *steps, chain, bits,
+        training(walk, [0, 1]), training(parity, [0]), training(relations, [0]), training(wide_walk(), [0], threads=2),
+        *steps, chain, bits,
         *(measuring("trajectories", walk, seed, NATIVE) for seed in (0, 1)),
         *(measuring("targets", walk, seed, STEERED, steps[seed]) for seed in (0, 1)),
     ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""A Ray cluster of a head, which takes no jobs, and nodes of one CPU, in processes of this machine.
+"""A Ray cluster of a head, which takes no jobs, and nodes of two CPUs, in processes of this machine.
 
 python -m tests.ray_cluster       prints its address; then, per line of input, does as told, and prints it again:
                                   "kill" a node, "add" one, "restart" everything, the head first
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-NODES = 2
+NODES = CPUS = 2
 
 
 class Cluster:
@@ -47,7 +47,7 @@ def main() -> None:
 
     def started() -> tuple[Nodes, list[object]]:
         cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-        return cluster, [cluster.add_node(num_cpus=1, **small) for _ in range(NODES)]
+        return cluster, [cluster.add_node(num_cpus=CPUS, **small) for _ in range(NODES)]
 
     cluster, nodes = started()
     print(cluster.address, flush=True)
@@ -59,7 +59,7 @@ def main() -> None:
             cluster.shutdown()
             cluster, nodes = started()
         else:
-            nodes.append(cluster.add_node(num_cpus=1, **small))
+            nodes.append(cluster.add_node(num_cpus=CPUS, **small))
         print(cluster.address, flush=True)
     cluster.shutdown()
 

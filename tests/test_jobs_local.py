@@ -32,7 +32,7 @@ from loopscope.jobs.task import Place, Task
 from loopscope.jobs.worker import ticket_text
 from loopscope.store.artefacts import BACKBONE, MAP
 from loopscope.store.store import Store
-from tests.campaign_toys import contents, fitting, small_graph, toy_graph, training, undisturbed_in
+from tests.campaign_toys import contents, fitting, small_graph, toy_graph, training, undisturbed_in, wide_walk
 from tests.campaigns_elsewhere import Campaign, until
 from tests.jobs_here import Here
 from tests.toys import CPU, toy_map, toy_walk
@@ -94,6 +94,17 @@ def test_jobs_are_done_in_order_once_and_then_found(store: Store) -> None:
     again, engine = Told(), Here()
     assert run(Graph((map_of(0), walk())), store, engine, tell=again).failures == []
     assert (engine.tried, again.of("found")) == ([], ["fit toy-one on toy-0", "train toy"])
+
+
+def test_threads_decide_the_last_bits_and_equal_threads_give_equal_ones(tmp_path: Path) -> None:
+    """So that the job of two threads in `toy_graph` can tell whether an engine heeds them."""
+    made = []
+    for number, threads in enumerate((1, 2, 2)):
+        store = Store(tmp_path / str(number))
+        outcome = perform(training(wide_walk(), [0], threads), store.root)
+        assert (outcome.state, outcome.threads) == ("done", threads)
+        made.append(contents(store))
+    assert made[0] != made[1] == made[2]
 
 
 def test_a_lost_job_is_begun_again_three_times_and_no_more(store: Store) -> None:
