@@ -16,6 +16,7 @@ from loopscope import F, run, sweep
 from loopscope.address import COMPONENTS, Address
 from loopscope.errors import InputError
 from loopscope.estimates import rank_correlation
+from loopscope.execute import measuring
 from loopscope.execute.plain import PlainRun, plain_run
 from loopscope.measure import ablations, attribution, paths, spans
 from loopscope.pieces import pieces_of
@@ -328,6 +329,69 @@ def test_attribution_beside_the_sweep_of_the_same_metric() -> None:
 def test_metrics_without_a_first_order_get_one_line(metric: Any, line: str) -> None:
     with pytest.raises(InputError, match=line):
         attribution(KINDS["simple"](), TOKENS, F**2, "layer[1].z", "*=0", metric=metric)
+
+
+def test_a_place_that_reaches_no_row_that_is_read_changes_nothing() -> None:
+    """With and without a place that does, and whatever the metric: there is nothing to take a gradient of."""
+    model, unread, read = KINDS["simple"](), "loop[2].layer[2].row[0].mlp_out", "loop[2].layer[2].row[-1].mlp_out"
+    answers = torch.tensor([[0, 1], [3, 2], [7, 4]])
+    asked: dict[str, Any] = {"metric": "difference", "answers": answers, "exact": True}
+    alone = attribution(model, TOKENS, F**2, unread, "*=0", **asked)
+    both = attribution(model, TOKENS, F**2, [unread, read], "*=0", **asked)
+    assert (alone["approximate"], alone["exact"]) == ([0], [0])
+    assert both["approximate"][0] == both["exact"][0] == 0
+    assert both["approximate"][1] != 0
+
+
+SAME = torch.cat([OTHER[:1], TOKENS[1:2], OTHER[2:]])
+"""Of the second example, the run that patches are from is its own."""
+
+
+def test_examples_with_nothing_to_recover_are_skipped_on_request() -> None:
+    model, place = KINDS["simple"](), "loop[1].layer[1].row[-1].z"
+    asked: dict[str, Any] = {"others": {"other": SAME}, "metric": "recovered"}
+    with pytest.raises(InputError, match=r"example 2 and its source .* \(nearest: skip=True, or metric=\"kl\"\)"):
+        sweep(model, TOKENS, F**2, place, "(F2)@other", **asked)
+    found = sweep(model, TOKENS, F**2, place, "(F2)@other", skip=True, **asked)
+    some = sweep(model, TOKENS[[0, 2]], F**2, place, "(F2)@other", others={"other": SAME[[0, 2]]}, metric="recovered")
+    assert found.values[:, 1].isnan().all()
+    torch.testing.assert_close(found.values[:, [0, 2]], some.values)
+    table = found.table()
+    assert table["n"] == [2]
+    close(table["value"], some.table()["value"])
+    assert found.table().about["without"] == 0
+    where = "layer[1].row[-1].z"
+    for asked_of in (spans, attribution):
+        made = asked_of(model, TOKENS, F**2, where, "(F2)@other", others={"other": SAME}, skip=True, **FAST)
+        two = asked_of(model, TOKENS[[0, 2]], F**2, where, "(F2)@other", others={"other": SAME[[0, 2]]}, **FAST)
+        assert (made["n"] == 2).all()
+        close(
+            made["value" if asked_of is spans else "approximate"], two["value" if asked_of is spans else "approximate"]
+        )
+    beside = attribution(model, TOKENS, F**2, [where, "layer[2].row[-1].z"], "(F2)@other", others={"other": SAME},
+                         skip=True, exact=True)  # fmt: skip
+    assert beside.about["rank correlation"]["value"] is not None
+    for wrong, said in (({"metric": "kl"}, "are left out by the metric 'recovered'"), ({}, "none was asked for")):
+        with pytest.raises(InputError, match=said):
+            sweep(model, TOKENS, F**2, place, "(F2)@other", others={"other": SAME}, skip=True, **wrong)
+    with pytest.raises(InputError, match="of 3 examples 3 are so"):
+        sweep(model, TOKENS, F**2, place, "(F2)@other", others={"other": TOKENS}, metric="recovered", skip=True)
+
+
+def test_what_is_measured_against_is_run_within_the_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    ran = measuring.carry_out
+
+    def watched(model: Any, tokens: Any, programs: Any, settings: Any, **inputs: Any) -> Any:
+        seen.append(settings.memory)
+        return ran(model, tokens, programs, settings, **inputs)
+
+    monkeypatch.setattr(measuring, "carry_out", watched)
+    asked: dict[str, Any] = {"others": {"other": OTHER}, "memory": 10**7}
+    sweep(KINDS["simple"](), TOKENS, F**2, "loop[1].layer[1].z", "(F2)@other", metric="recovered", **asked)
+    spans(KINDS["simple"](), TOKENS, F**2, "layer[1].z", "(F2)@other", **asked, **FAST)
+    assert len(seen) >= 10
+    assert set(seen) == {10**7}
 
 
 def test_patterns_of_other_lengths_have_no_difference() -> None:

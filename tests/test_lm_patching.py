@@ -30,7 +30,7 @@ from tests.adapters_tiny import model_folder
 from tests.commands import loopscope
 from tests.kinds import KINDS
 from tests.model_folders import ouro_folder, stack_folder
-from tests.ouro_tiny import ouro_map, tiny_ouro
+from tests.ouro_tiny import golden, ouro_map, tiny_ouro
 from tests.worded import worded_folder
 
 TEXT, OTHER = "ab a 12", "ab a 34"
@@ -239,6 +239,23 @@ def test_places_of_a_sweep() -> None:
     assert together.site.heads == (0, 1)
     with pytest.raises(InputError, match="calls F nowhere"):
         places(model, Program.parse("J:one"), Site(1, "z"), 3)
+
+
+def test_texts_with_nothing_to_recover_are_skipped_on_request() -> None:
+    model, place = tiny_ouro(), ["loop[1].layer[1].row[-1].resid"]
+    text, other = golden()["input_ids"][:2]
+    for two in (other, text):
+        asked = (model, torch.stack([text, text]), torch.stack([two, text]), F**2, place)
+        with pytest.raises(InputError, match="are both continued by"):
+            recover(*asked, skip=two is text)  # where all are so, there is nothing to skip to
+    found = recover(model, torch.stack([text, text]), torch.stack([other, text]), F**2, place, skip=True)
+    alone = recover(model, text[None], other[None], F**2, place)
+    assert found.recovered.isnan().tolist() == [[False, True]]
+    torch.testing.assert_close(found.recovered[:, :1], alone.recovered)
+    assert found.table()["value"] == pytest.approx(alone.table()["value"])
+    assert "nan" not in repr(found)
+    together = recover(model, torch.stack([text] * 3), torch.stack([other] * 3), F**2, place, clusters=[0, 0, 0])
+    assert together.table()["value_low"] != together.table()["value_low"]  # one cluster says nothing of others
 
 
 def test_logits_that_are_not_finite_are_told() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from loopscope.errors import InputError
@@ -68,7 +68,10 @@ def read_by(
         values += [found[each].logits[..., 0] for each in some]
         calls, rows = calls + found.work.calls, rows + found.work.rows
         plain, first = max(plain, found.work.plain_rows), first + len(some)
-    return Readings(name, torch.stack(values), found[base].logits[..., 0], Work(calls, rows, plain))
+    read, unpatched, nothing = torch.stack(values), found[base].logits[..., 0], skipped(measure)
+    if nothing is not None:
+        read, unpatched = (each.masked_fill(nothing.to(each.device), torch.nan) for each in (read, unpatched))
+    return Readings(name, read, unpatched, Work(calls, rows, plain))
 
 
 def metric_on(
@@ -79,14 +82,20 @@ def metric_on(
     metric: str | Metric,
     answers: Tensor | None,
     inputs: Mapping[str, Any],
+    *,
+    memory: int | None = None,
+    skip: bool = False,
 ) -> tuple[str, Metric]:
     """A metric and its name; "recovered" runs `base` and the origin of patches, which must be a run, to say how far.
 
-    InputError for answers that do not fit.
+    `memory` bounds these runs; with `skip` an example with nothing to recover has NaN.  InputError for answers that do
+    not fit, and for `skip` with another metric.
     """
+    if skip and metric != "recovered":
+        raise InputError("examples are left out by the metric 'recovered', of which some may have nothing to recover")
     examples = count_of(tokens, inputs.get("state"))
     if metric == "recovered":
-        return "recovered", _recovered(model, tokens, base, origin, answers, inputs, examples)
+        return "recovered", _recovered(model, tokens, base, origin, answers, inputs, examples, memory, skip)
     return metric_of(metric, answers, examples)
 
 
@@ -106,6 +115,8 @@ def _recovered(
     answers: Tensor | None,
     inputs: Mapping[str, Any],
     examples: int,
+    memory: int | None,
+    skip: bool,
 ) -> Metric:
     """How far a patch moves the difference between two answers, in shares of what lies between base and source."""
     if not isinstance(origin, Run):
@@ -114,7 +125,7 @@ def _recovered(
     theirs, beside = source_inputs(tokens, origin, inputs)
     if answers is None:
         found = [
-            _read(model, each, program, best, some)
+            _read(model, each, program, best, some, memory)
             for each, program, some in ((tokens, base, inputs), (theirs, origin.program, beside))
         ]
         pairs = torch.stack(found[::-1], -1).long()
@@ -125,29 +136,47 @@ def _recovered(
     def apart(logits: Tensor, _: Tensor, numbers: Tensor) -> Tensor:
         return difference(logits, pairs.to(logits.device)[numbers])
 
-    before = _read(model, tokens, base, apart, inputs)
-    after = _read(model, theirs, origin.program, apart, beside)
-    if flat := (before >= after).nonzero().tolist():
+    before = _read(model, tokens, base, apart, inputs, memory)
+    after = _read(model, theirs, origin.program, apart, beside, memory)
+    nothing = before >= after
+    flat = nothing.nonzero().tolist()
+    if flat and not (skip and not bool(nothing.all())):
         example, row = flat[0]
         answer, own = pairs.expand(-1, before.shape[1], -1)[example, row].tolist()
         same = f"both say class {own}" if own == answer else f"do not differ towards class {answer} from {own}"
         several = len({each for each, _ in flat})
         raise InputError(
             f"example {example + 1} and its source {same} in '{base}': nothing to recover; of {examples} examples "
-            f'{several} {"is" if several == 1 else "are"} so (nearest: leave out such examples, or metric="kl")'
+            f'{several} {"is" if several == 1 else "are"} so (nearest: skip=True, or metric="kl")'
         )
 
-    def recovered(logits: Tensor, base: Tensor, numbers: Tensor) -> Tensor:
-        return (apart(logits, base, numbers) - before[numbers]) / (after - before)[numbers]
+    return _Recovered(apart, before, (after - before).masked_fill(nothing, 1.0), nothing if flat else None)
 
-    return recovered
+
+@dataclass(frozen=True, eq=False)
+class _Recovered:
+    """What is recovered of the `way` from `before`; of an example and row that are skipped it says nothing."""
+
+    apart: Metric
+    before: Float[Tensor, "examples rows"]
+    way: Float[Tensor, "examples rows"]
+    skipped: Bool[Tensor, "examples rows"] | None
+
+    def __call__(self, logits: Tensor, base: Tensor, numbers: Tensor) -> Tensor:
+        return (self.apart(logits, base, numbers) - self.before[numbers]) / self.way[numbers]
+
+
+def skipped(metric: Metric) -> Bool[Tensor, "examples rows"] | None:
+    """Where a metric has no value, whatever it gives: NaN in a run would be taken for numbers that left the range."""
+    return metric.skipped if isinstance(metric, _Recovered) else None
 
 
 @torch.no_grad()
 def _read(
-    model: LoopedModel, tokens: Texts | None, program: Program, metric: Metric, inputs: Mapping[str, Any]
-) -> Float[Tensor, "examples rows"]:
-    found: Result = carry_out(model, tokens, [program], Settings(reduce=metric), **inputs)
+    model: LoopedModel, tokens: Texts | None, program: Program, metric: Metric, inputs: Mapping[str, Any],
+    memory: int | None,
+) -> Float[Tensor, "examples rows"]:  # fmt: skip
+    found: Result = carry_out(model, tokens, [program], Settings(reduce=metric, memory=memory), **inputs)
     return found[program].logits[..., 0]
 
 

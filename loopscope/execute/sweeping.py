@@ -110,7 +110,7 @@ class Measured(Tabular):
 
         With several rows read there is a line for each, `row` says which.
         """
-        about = {"metric": self.metric, "without": float(self.base.double().mean())}
+        about = {"metric": self.metric, "without": float(self.base.double().nanmean())}
         measured = {"value": self.values}
         return sweep_table(self.program, self.source, self.addresses, measured, about, self.rows, draws, self.resampled)
 
@@ -172,6 +172,7 @@ def sweep(
     stack: int | None = None,
     clusters: ArrayLike | None = None,
     seed: Seed = 0,
+    skip: bool = False,
     memory: int | None = None,
     tell: Callable[[Memory], None] | None = None,
 ) -> Measured: ...
@@ -197,6 +198,7 @@ def sweep(
     stack: int | None = None,
     clusters: ArrayLike | None = None,
     seed: Seed = 0,
+    skip: bool = False,
     memory: int | None = None,
     tell: Callable[[Memory], None] | None = None,
 ) -> Sweep | Measured:
@@ -207,7 +209,8 @@ def sweep(
     and the layer.
 
     With a `metric`, a name or a function of `metrics`, its values are what comes back, and logits live only until they
-    are measured: memory does not grow with the vocabulary.
+    are measured: memory does not grow with the vocabulary.  An example that has nothing to recover, as this run and the
+    source say the same, is refused by "recovered"; with `skip` it has NaN there, and tables count the others in `n`.
 
     Tables, plots and files of what is found have intervals over examples or, where these come in `clusters`, an id for
     each, over clusters; `seed` draws them.
@@ -216,7 +219,7 @@ def sweep(
     at a time as fit, and InputError says what one takes if it does not.  `tell` hears the peak before the sweep starts.
     """
     base = as_program(program)
-    places = tuple(addresses_of(addresses, [base], model))
+    places = tuple(addresses_of(addresses, [base], model, patched=True))
     if not places:
         raise InputError("a sweep needs at least one address")
     origin = source_or_program(source)
@@ -229,12 +232,14 @@ def sweep(
     }  # fmt: skip
     resampled = Resampled.of(clusters, seed, count_of(tokens, state))
     if metric is None:
+        if skip:
+            raise InputError("examples are left out by a metric, and none was asked for (nearest: metric='recovered')")
         if answers is not None:
             raise InputError("answers belong to a metric, and none was asked for (nearest: metric='probability')")
         result = run(model, tokens, [base, *cells], chunk=chunk, stack=stack, memory=memory, tell=tell, **inputs)
         logits = torch.stack([result[cell].logits for cell in cells])
         return Sweep(base, origin, places, logits, result[base].logits, result.work, named_rows(rows), resampled)
-    measured = metric_on(model, tokens, base, origin, metric, answers, inputs)
+    measured = metric_on(model, tokens, base, origin, metric, answers, inputs, memory=memory, skip=skip)
     found = read_by(
         model, tokens, base, cells, measured, inputs, memory=memory, chunk=chunk, stack=stack, tell=tell
     )  # fmt: skip

@@ -128,7 +128,7 @@ def ablations(
             sources = [Run(asked.skeleton, _RESAMPLED)] * len(addresses)
         patched = [asked.patch(each, source) for each, source in zip(addresses, sources, strict=True)]
         add(kind, columns_of_addresses(examples.program, addresses), patched)
-    metered = Metered(examples, metric, answers, None, others, given)
+    metered = Metered(examples, metric, answers, None, others, given, memory=memory)
     values, base = metered.read(programs, memory)
     how: dict[str, Any] = {"clusters": clusters, "seed": seed, "draws": draws}
     made, change = means(values, share=metered.share, **how), means(values - base, **how)

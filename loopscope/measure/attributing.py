@@ -28,7 +28,7 @@ from loopscope.errors import InputError
 from loopscope.estimates import DRAWS, means, rank_correlation
 from loopscope.execute.changing import changed
 from loopscope.execute.executor import run
-from loopscope.execute.measuring import source_inputs
+from loopscope.execute.measuring import skipped, source_inputs
 from loopscope.execute.metrics import Metric
 from loopscope.execute.runs import Sizes
 from loopscope.execute.sweeping import source_or_program
@@ -61,6 +61,7 @@ def attribution(
     metric: str | Metric = "recovered",
     answers: Int[Tensor, "examples ..."] | None = None,
     exact: bool = False,
+    skip: bool = False,
     rows: Rows = (-1,),
     clusters: ArrayLike | None = None,
     seed: int = 0,
@@ -81,8 +82,9 @@ def attribution(
     - `n`: the examples.  Both means have their intervals.
 
     With `exact`, `about["rank correlation"]` is Spearman's between both over all places and rows, with its interval
-    over examples or clusters.  `places`, `source` and `metric` are those of `sweep`, changes such as "*=0" among the
-    sources; a metric must have a gradient at the unpatched run.  Every row that is read is a backward of its own.
+    over examples or clusters.  `places`, `source`, `metric` and `skip` are those of `sweep`, changes such as "*=0"
+    among the sources; a metric must have a gradient at the unpatched run.  A place that reaches no row that is read
+    has 0.  Every row that is read is a backward of its own.
 
     Errors as `sweep`; InputError for the metrics in `FLAT`, and for values of other shapes in the source, such as
     patterns of texts of unequal length.
@@ -92,13 +94,15 @@ def attribution(
     examples = Examples(model, tokens, program, rows, inputs)
     origin = source_or_program(source)
     addresses = places_of(examples, places)
-    metered = Metered(examples, metric, answers, origin)
+    metered = Metered(examples, metric, answers, origin, memory=memory, skip=skip)
     found = np.zeros((len(examples), len(addresses), len(examples.rows)))
     for part in examples.parts(_size(examples), memory):
         for first in range(0, len(addresses), MOST_PATCHES):
             some = addresses[first : first + MOST_PATCHES]
             products = _products(examples, part, some, origin, metered.metric)
             found[part["at"], first : first + len(some)] = products.double().cpu().numpy()
+    if (nothing := skipped(metered.metric[1])) is not None:
+        found[np.broadcast_to(nothing.cpu().numpy()[:, None], found.shape)] = np.nan
     how: dict[str, Any] = {"clusters": clusters, "seed": seed, "draws": draws}
     made = means(found, **how)
     columns = {**metered.columns(columns_of_addresses(examples.program, addresses)), "approximate": made.flat()}
@@ -106,8 +110,18 @@ def attribution(
     if exact:
         values, base = metered.read([examples.program.patch(each, origin) for each in addresses], memory)
         columns["exact"] = means(values - base, **how).flat()
-        about["rank correlation"] = rank_correlation(found, values - base, **how)
+        about["rank correlation"] = _correlation(found, values - base, clusters, seed, draws)
     return Table("attribution", {**columns, "n": made.n.reshape(-1)}, about)
+
+
+def _correlation(
+    one: Float[np.ndarray, "examples places R"], two: Float[np.ndarray, "examples places R"],
+    clusters: ArrayLike | None, seed: int, draws: int,
+) -> dict[str, float | None]:  # fmt: skip
+    """The rank correlation of both, over the examples that have all values: those that were skipped have not."""
+    there = ~np.isnan(one).any((1, 2))
+    ids = None if clusters is None else np.asarray(clusters)[there]
+    return rank_correlation(one[there], two[there], clusters=ids, seed=seed, draws=draws)
 
 
 def _products(
@@ -133,6 +147,8 @@ def _products(
         tokens = None if part["tokens"] is None else on(examples.model, part["tokens"])
         trace = run(examples.model, tokens, asked, rows=examples.rows, keep=together, gradients=True, **inputs)[asked]
         values = metric[1](trace.logits, trace.logits.detach(), torch.tensor(part["at"], device=trace.logits.device))
+        if not trace.logits.requires_grad:  # no place reaches a row that is read, whatever the metric makes of it
+            return values.detach().new_zeros((len(part["at"]), len(addresses), values.shape[1]))
         if not values.requires_grad:
             raise InputError(f"the metric {metric[0]!r} has no gradient (nearest: difference)")
         own = {each: trace.kept[each].detach() for each in together}

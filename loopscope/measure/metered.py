@@ -33,13 +33,22 @@ class Metered:
         origin: Source | None,
         others: Mapping[str, Any] | None = None,
         given: Mapping[str, Tensor] | None = None,
+        *,
+        memory: int | None = None,
+        skip: bool = False,
     ) -> None:
-        """`others` and `given` are inputs and tensors beside those that the examples come with."""
+        """`others` and `given` are inputs and tensors beside those that the examples come with.
+
+        `memory` and `skip` as of `sweep`.
+        """
         self.examples = examples
         self.inputs: dict[str, Any] = {**examples.inputs, "mask": None, "rows": examples.rows}
         self.inputs["others"] = {**(self.inputs.get("others") or {}), **(others or {})}
         self.inputs["given"] = {**(self.inputs.get("given") or {}), **(given or {})}
-        self.metric = metric_on(examples.model, examples.texts, examples.program, origin, metric, answers, self.inputs)
+        self.metric = metric_on(
+            examples.model, examples.texts, examples.program, origin, metric, answers, self.inputs, memory=memory,
+            skip=skip,
+        )  # fmt: skip
         self.about = {**about(examples), "metric": self.metric[0]}
         self.share = self.metric[0] in SHARES
         if origin is not None:
@@ -70,7 +79,7 @@ def places_of(examples: Examples, places: Places) -> list[Address]:
         if isinstance(asked, Site) or (isinstance(asked, str) and asked.lstrip().startswith(("layer", "row", "enter"))):
             here = _everywhere(str(asked), examples)
         else:
-            here = addresses_of(asked, [examples.program], examples.model)
+            here = addresses_of(asked, [examples.program], examples.model, patched=True)
         found.update(dict.fromkeys(here))
     if not found:
         raise InputError("there is no place to look at; give a site such as layer[1].z, or an address")

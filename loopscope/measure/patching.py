@@ -242,7 +242,7 @@ class Recovery(Tabular):
         return sweep_table(self.program, source, self.addresses, measured, about, (-1,), draws, self.resampled)
 
     def _words(self) -> str:
-        share = self.recovered.double().mean(1)
+        share = self.recovered.double().nanmean(1)
         best = int(share.argmax())
         texts = numbered(len(self.before), "text")
         return f"{len(share):,} places, {texts}; most at {self.addresses[best]}: {float(share[best]):.1%}"
@@ -265,6 +265,7 @@ def recover(
     row: Row = -1,
     tokenizer: Decoder | None = None,
     name: Callable[[int], str] = str,
+    skip: bool = False,
     clusters: ArrayLike | None = None,
     seed: Seed = 0,
     memory: int | None = None,
@@ -275,14 +276,15 @@ def recover(
 
     `source` is another program to take values from, such as one with a map; the other text may then be the same.
     Errors as `execute.sweep`; InputError for a text whose answer is also its other's, as then there is nothing to move;
-    `name` gives a token's name for that line.  `clusters`, `seed`, `memory` and `tell` as for `execute.sweep`; it is
-    told of every group of places that are swept together, before these are.
+    with `skip` it has NaN, unless all texts are so.  `name` gives a token's name for that line.  `clusters`, `seed`,
+    `memory` and `tell` as for `execute.sweep`; it is told of every group of places that are swept together, before
+    these are.
     """
     resampled = Resampled.of(clusters, seed, len(tokens))
     log("reading both texts")
     program = as_program(program)
     theirs, giving = states or {}, program if source is None else as_program(source)
-    places = addresses_of(addresses, [program], model)
+    places = addresses_of(addresses, [program], model, patched=True)
     own, others = (
         run(model, each, asked, maps=maps, state=theirs.get(which), rows=[row], tokenizer=tokenizer, memory=memory)[
             asked
@@ -291,7 +293,8 @@ def recover(
     )  # fmt: skip
     answers = torch.stack([own.argmax(-1), others.argmax(-1)], 1)
     before, after = _difference(own, answers), _difference(others, answers)
-    for number in (before >= after).nonzero()[:, 0].tolist():
+    nothing = before >= after
+    for number in () if skip and not bool(nothing.all()) else nothing.nonzero()[:, 0].tolist():
         token = name(int(answers[number, 0]))
         where = f"'{program}'" if giving == program else f"'{program}' and '{giving}'"
         raise InputError(f"text {number + 1} and its other are both continued by {token} in {where}: nothing to move")
@@ -315,7 +318,8 @@ def recover(
             at_once = len(some) // 2
             continue
         logits = found.logits[:, :, 0].float()
-        recovered.append((_difference(logits, answers.expand(len(some), -1, -1)) - before) / (after - before))
+        way = (after - before).masked_fill(nothing, torch.nan)
+        recovered.append((_difference(logits, answers.expand(len(some), -1, -1)) - before) / way)
         named.append(logits.argmax(-1) == answers[:, 1])
         start += len(some)
     return Recovery(program, tuple(places), answers, before, after, torch.cat(recovered), torch.cat(named), resampled)

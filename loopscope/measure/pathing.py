@@ -46,6 +46,7 @@ def paths(
     *,
     metric: str | Metric = "recovered",
     answers: Int[Tensor, "examples ..."] | None = None,
+    skip: bool = False,
     rows: Rows = (-1,),
     clusters: ArrayLike | None = None,
     seed: int = 0,
@@ -75,7 +76,7 @@ def paths(
                 where["receiver"].append(str(receiver))
     if not programs:
         raise InputError(f"no sender is computed in a layer or sublayer before {to[0]}, so no path leads there")
-    metered = Metered(examples, metric, answers, origin)
+    metered = Metered(examples, metric, answers, origin, memory=memory, skip=skip)
     values, _ = metered.read(programs, memory)
     made = means(values, clusters=clusters, seed=seed, draws=draws, share=metered.share)
     columns = {**metered.columns(where), "value": made.flat(), "n": made.n.reshape(-1)}

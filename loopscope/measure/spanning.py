@@ -36,6 +36,7 @@ def spans(
     *,
     metric: str | Metric = "recovered",
     answers: Int[Tensor, "examples ..."] | None = None,
+    skip: bool = False,
     rows: Rows = (-1,),
     clusters: ArrayLike | None = None,
     seed: int = 0,
@@ -53,9 +54,10 @@ def spans(
     - `value`: the mean of the metric over examples, with its interval `value_low`, `value_high`; `n` are the examples.
 
     `places` are sites such as "layer[2].head[0].z", one or several, in all loops; or addresses, also with `*`, that say
-    which loops are looked at; those of a site are calls of its stack that follow each other.  `source` and `metric` are
-    those of `sweep`: by default the share that is recovered of the way to the run that the patches are from.  `program`
-    None is the model's own.  `inputs` are those of `execute.run`; `memory` bounds the bytes that are held at a time.
+    which loops are looked at; those of a site are calls of its stack that follow each other.  `source`, `metric` and
+    `skip` are those of `sweep`: by default the share that is recovered of the way to the run that the patches are from.
+    `program` None is the model's own.  `inputs` are those of `execute.run`; `memory` bounds the bytes that are held at
+    a time.
 
     Errors as `sweep`; InputError for a place in a prelude or coda, which no loop goes through, and for loops of a site
     with a call of its stack between them that was not asked for.
@@ -73,7 +75,7 @@ def spans(
                 programs.append(patched)
                 for name, value in (("place", place), ("first", first), ("last", last)):
                     where[name].append(value)
-    metered = Metered(examples, metric, answers, origin)
+    metered = Metered(examples, metric, answers, origin, memory=memory, skip=skip)
     values, _ = metered.read(programs, memory)
     made = means(values, clusters=clusters, seed=seed, draws=draws, share=metered.share)
     columns = {**metered.columns(where), "value": made.flat(), "n": made.n.reshape(-1)}
