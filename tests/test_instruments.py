@@ -297,6 +297,12 @@ def test_rules_stop_at_their_thresholds() -> None:
     close(agreed["agreement"], [1 / 3, 1, 2 / 3, 1])
     with pytest.raises(InputError, match=r"no rule 'step' was recorded"):
         exits(recording, rules=["step"])
+    for wrong, worst in (([2, 0, 3], 3), ([-1, 0, 1], -1)):
+        with pytest.raises(InputError, match=f"answers have class {worst}, but the model has 0..2"):
+            exits(recording, wrong, **FAST)
+    ran = record_loops(KINDS["simple"](), TOKENS)
+    with pytest.raises(InputError, match=r"answers have class 99, but the model has 0\.\.7"):
+        exits(ran, [1, 99, 2], **FAST)
 
 
 # All of them ----------------------------------------------------------------------------------------------------------

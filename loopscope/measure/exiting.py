@@ -71,6 +71,8 @@ class Recording(Tabular):
     answers: Int[np.ndarray, "loops examples rows"]
     numbers: Mapping[str, Float[np.ndarray, "loops examples rows"]]
     about: Mapping[str, Any]
+    classes: int | None = None
+    """How many classes there are; None where it was not recorded."""
 
     def table(self) -> Table:
         """A row for every loop, example and row: its answer, and the number of every rule."""
@@ -105,6 +107,7 @@ def record_loops(
     shape = len(points), len(examples), len(examples.rows)
     answers = np.zeros(shape, dtype=np.int64)
     numbers: dict[str, np.ndarray] = {}
+    classes = 0
     # Logits of two loops are held in double precision, and their distributions.
     size = NUMBER * len(points) * len(examples.rows) * examples.pieces.state_width
     gates = getattr(model, "gate_logits", None)
@@ -115,11 +118,11 @@ def record_loops(
             [states[point] for point in points],
             None if gates is None else [gates(states[point]) for point in points],
         )
-        answers[:, part["at"]] = found.pop("answers").cpu().numpy()
+        answers[:, part["at"]], classes = found.pop("answers").cpu().numpy(), int(found.pop("classes"))
         for name, values in found.items():
             whole = numbers.setdefault(name, np.full(shape, np.nan))
             whole[:, part["at"]] = values.double().cpu().numpy()
-    return Recording(answers, numbers, {"program": str(examples.program), "examples": len(examples)})
+    return Recording(answers, numbers, {"program": str(examples.program), "examples": len(examples)}, classes)
 
 
 def recording_of(
@@ -138,9 +141,9 @@ def recording_of(
     if gates is not None and gates.shape != logits.shape[:3]:
         raise InputError(f"gates must be {list(logits.shape[:3])}, not {list(gates.shape)}")
     found = _numbers_of(logits, None if states is None else list(states), None if gates is None else list(gates))
-    answers = found.pop("answers").cpu().numpy()
+    answers, classes = found.pop("answers").cpu().numpy(), int(found.pop("classes"))
     numbers = {name: each.double().cpu().numpy() for name, each in found.items()}
-    return Recording(answers, numbers, {"examples": logits.shape[1]})
+    return Recording(answers, numbers, {"examples": logits.shape[1]}, classes)
 
 
 def exits(
@@ -218,6 +221,10 @@ def _wanted(answers: Iterable[int] | Tensor, recording: Recording) -> Int[np.nda
         raise InputError(
             f"answers must be a class for each of {examples} examples, not {found.dtype} {list(found.shape)}"
         )
+    classes = recording.classes
+    if classes is not None and found.size and (found.min() < 0 or found.max() >= classes):
+        worst = int(found.max() if found.max() >= classes else found.min())
+        raise InputError(f"answers have class {worst}, but the model has 0..{classes - 1}")
     return found if found.ndim == 2 else found[:, None]
 
 
@@ -226,10 +233,12 @@ def _numbers_of(
     states: list[Float[Tensor, "B R s"]] | None,
     gates: list[Tensor | None] | list[Tensor] | None,
 ) -> dict[str, Tensor]:
-    """The answers, and the number of every rule, [loops, B, R] each."""
+    """The answers, and the number of every rule, [loops, B, R] each; `classes` is how many there are."""
     found: dict[str, list[Tensor]] = {"answers": [], "entropy": [], "confidence": [], "kl": [], "stable": []}
     before: Tensor | None = None
+    classes = 0
     for each in logits:
+        classes = each.shape[-1]
         log = each.double().log_softmax(-1)
         likely = log.exp()
         answer = each.argmax(-1)
@@ -244,7 +253,7 @@ def _numbers_of(
         found["stable"].append(torch.where(same, run + 1, 1.0))
         found["answers"].append(answer)
         before = log
-    made = {name: torch.stack(values) for name, values in found.items()}
+    made = {name: torch.stack(values) for name, values in found.items()} | {"classes": torch.tensor(classes)}
     if states is not None:
         h = [state.double() for state in states]
         size = torch.stack([state.norm(dim=-1) for state in h])
