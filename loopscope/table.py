@@ -94,11 +94,15 @@ class Table:
         return (dict(zip(self._columns, row, strict=True)) for row in zip(*columns, strict=True))
 
     def where(self, **place: Cell) -> Table:
-        """The rows whose columns have these values, which may be none."""
+        """The rows whose columns have these values, which may be none; None and NaN are a missing one."""
         kept = np.ones(len(self), dtype=bool)
         for name, value in place.items():
-            kept &= self[name] == value
+            kept &= self._is_missing(name) if _missing(value) else self[name] == value
         return Table(self.kind, {name: each[kept] for name, each in self._columns.items()}, self.about)
+
+    def _is_missing(self, name: str) -> Shaped[np.ndarray, " rows"]:
+        """Where a column has no value."""
+        return np.array([_missing(cell) for cell in self[name].tolist()], dtype=bool)
 
     def grid(self, name: str, *by: str) -> tuple[Shaped[np.ndarray, "*places"], tuple[list[Cell], ...]]:
         """A column spread over places, and the values of `by` along each axis; None or NaN where there is no row.

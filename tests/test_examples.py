@@ -180,6 +180,28 @@ def test_a_split_does_not_depend_on_the_order_and_holds_for_examples_added_later
     assert 0 < len(out) < 30
 
 
+def test_an_example_without_a_cluster_is_held_out_by_its_prompt() -> None:
+    found = examples([*rows(40, cluster=lambda at: at % 20), *({**ROW, "prompt": f"alone {at}"} for at in range(40))])
+    made = split(found)
+    assert apart(made, "prompt")
+    assert not {each.cluster for each in made.train if each.cluster} & {each.cluster for each in made.held_out}
+    assert made.how == "20% by the hash of 'cluster', else 'prompt'"
+    for each in found:
+        assert (hashed(each.cluster or each.prompt) < 0.2) == (each in set(made.held_out))
+    with pytest.raises(InputError, match="has no 'cluster', by whose hash"):
+        split(found, by="cluster")
+
+
+def test_white_space_around_a_prompt_makes_no_other_question() -> None:
+    found = examples([{**ROW, "prompt": f"{at}{space}"} for at in range(60) for space in ("", " ", "\n")])
+    made = split(found)
+    sides = [{str(each.prompt).strip() for each in part} for part in (made.train, made.held_out)]
+    assert not sides[0] & sides[1]
+    assert len(made.held_out) == 3 * len(sides[1])
+    with pytest.raises(InputError, match="would be both learned from and held out"):
+        split(examples([{**ROW, "split": "train"}, {**ROW, "prompt": f"{ROW['prompt']} ", "split": "test"}]))
+
+
 def test_a_field_says_what_is_watched_and_what_is_held_out() -> None:
     words = ["train", "validation", "Test"]
     made = split(examples(rows(9, part=lambda at: words[at % 3])), field="part")

@@ -58,6 +58,10 @@ def test_columns_have_types_and_rows_plain_values() -> None:
     first = next(iter(table))
     assert first == {"loop": 1, "layer": 1, "norm": 2, "norm_low": 1, "norm_high": 3, "kind": "cycle", "same": True}
     assert [type(each) for each in first.values()] == [int, int, float, float, float, str, bool]
+    assert [row["layer"] for row in table.where(kind=None)] == [2]
+    lacking = Table("places", {"head": [0, None, 1], "name": ["a", None, None]})
+    assert lacking.where(head=None)["name"].tolist() == lacking.where(head=float("nan"))["name"].tolist() == [None]
+    assert len(lacking.where(name=None, head=1)) == 1
     some = table.where(loop=2, kind="cycle")
     assert (len(some), some["layer"].tolist(), some.about) == (1, [2], {"program": "F2"})
 

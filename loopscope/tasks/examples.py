@@ -319,7 +319,7 @@ def split(
     - `held_out`: examples of their own, such as those of another file.
     - `field`: a key that says "train", "validation" or "test".  Default: `split`, where the examples have it.
     - `by`: a key; every value of it is held out or not, `share` of the values (0.2), by their SHA-256.  Default: the
-      cluster, and without clusters the prompt.
+      cluster, and of an example without one the prompt.  White space around a text makes no other value.
     - `learned`: whether any must be left to learn from.
 
     InputError where nothing is left to learn from or to measure on, or a cluster or prompt would be on both sides.
@@ -370,13 +370,22 @@ def _by_field(found: Examples, name: str) -> Split:
 def _by_hash(found: Examples, by: str | None, share: float) -> Split:
     if not 0 < share < 1 or math.isnan(share):
         raise InputError(f"the share that is held out is above 0 and below 1, not {share} (nearest: 0.2)")
-    name = by or ("cluster" if any(each.cluster is not None for each in found) else "prompt")
-    for each in found:
-        if each.value(name) is None:
+    clusters = [each.cluster is not None for each in found]
+    name = by or ("cluster" if any(clusters) else "prompt")
+    values = [each.prompt if by is None and not there else each.value(name)
+              for each, there in zip(found, clusters, strict=True)]  # fmt: skip
+    for each, value in zip(found, values, strict=True):
+        if value is None:
             raise InputError(f"{each.where} has no {name!r}, by whose hash examples are held out")
-    held = [hashed(each.value(name)) < share for each in found]
+    held = [hashed(_bare(value)) < share for value in values]
     sides = [found.some(each for each, out in zip(found, held, strict=True) if out == side) for side in (False, True)]
-    return Split(sides[0], sides[1], sides[1], f"{share:.0%} by the hash of {name!r}")
+    how = repr(name) if by is not None or len(set(clusters)) < 2 else "'cluster', else 'prompt'"
+    return Split(sides[0], sides[1], sides[1], f"{share:.0%} by the hash of {how}")
+
+
+def _bare(value: object) -> object:
+    """A value without white space around it: with and without, a prompt asks the same."""
+    return value.strip() if isinstance(value, str) else value
 
 
 def hashed(value: object) -> float:
@@ -386,9 +395,9 @@ def hashed(value: object) -> float:
 
 def _check_apart(train: Examples, held: Examples) -> None:
     for name in ("cluster", "prompt"):
-        here = {value: each for each in train if (value := each.value(name)) is not None}
+        here = {value: each for each in train if (value := _bare(each.value(name))) is not None}
         for each in held:
-            if (value := each.value(name)) in here:
+            if (value := _bare(each.value(name))) in here:
                 raise InputError(
                     f"{name} {shown(value)} would be both learned from and held out: {here[value].where}, {each.where}"
                 )
