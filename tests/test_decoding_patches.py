@@ -88,6 +88,18 @@ def test_unequal_prompts_with_patches_go_on_as_each_alone(kind: str) -> None:
         assert plain.tokens[at].tolist() == plainly(model, prompt, Program.parse(model.usual), 4, {}, {})
 
 
+def test_a_generation_says_what_its_patches_acted_on() -> None:
+    model, asked = KINDS["simple"](), Program.parse("F2").patch("loop[1].layer[1].row[-1].z", "*=0")
+    for patches, said in (("prompt", "on the prompt alone"), ("text", "on all of the text")):
+        for prompts in (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3]]):
+            found = generate(model, prompts, asked, new=1, patches=patches)
+            assert said in repr(found)
+            assert found.table().about == {"patches": patches}
+    plain = generate(model, torch.tensor([[1, 2]]), "F2", new=1)
+    assert plain.patches is None
+    assert "patches" not in repr(plain)
+
+
 def test_texts_of_unequal_prompts_end_one_by_one() -> None:
     model = talker("everything")
     program = patched(model.usual)

@@ -318,6 +318,8 @@ def lm_evaluate(
     _print_right(f"{asked.folder} on {found.name}: {how}", measured)
     tell(known)
     prose(_right_if(asked.chat, asked.end))
+    if any(each != each.skeleton for each in programs):
+        prose("Patches act on the rows of the prompt alone.")
     differences = measured.differences()
     if differences.rows:
         first = measured.conditions[0].name

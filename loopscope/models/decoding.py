@@ -52,13 +52,20 @@ from loopscope.table import Table
 PATCHES = ("prompt", "text")
 """What the patches of a program act on while it is decoded: the prompt alone, or all of the text at every token."""
 
+REACH = {"prompt": "patches acted on the prompt alone", "text": "patches acted on all of the text"}
+"""The same, as a generation says it."""
+
 
 @dataclass(frozen=True, repr=False)
 class Generation(Tabular):
-    """New tokens of every example; the first `lengths[i]` count, then comes the token that ended it, repeated."""
+    """New tokens of every example; the first `lengths[i]` count, then comes the token that ended it, repeated.
+
+    `patches` is what those of the program acted on, "prompt" or "text"; None of a program without.
+    """
 
     tokens: Int[Tensor, "B new"]
     lengths: Int[Tensor, " B"]
+    patches: str | None = None
 
     def texts(self) -> list[list[int]]:
         """The tokens of every example without those that ended it."""
@@ -71,10 +78,11 @@ class Generation(Tabular):
         columns["tokens"] = [" ".join(map(str, each)) for each in found]
         if tokenizer is not None:
             columns["text"] = [tokenizer.decode(each) for each in found]
-        return Table("generation", columns)
+        return Table("generation", columns, {} if self.patches is None else {"patches": self.patches})
 
     def _words(self) -> str:
-        return f"{numbered(len(self.tokens), 'example')}, {int(self.lengths.sum()):,} new tokens"
+        words = f"{numbered(len(self.tokens), 'example')}, {int(self.lengths.sum()):,} new tokens"
+        return words if self.patches is None else f"{words}; {REACH[self.patches]}"
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"tokens": self.tokens, "lengths": self.lengths}
@@ -191,7 +199,7 @@ def generate(
         lengths += ~ended
         chosen.append(token)
         if len(chosen) == new or bool(ended.all()):
-            return Generation(torch.stack(chosen, 1), lengths)
+            return Generation(torch.stack(chosen, 1), lengths, patches if patched else None)
         text = torch.cat([text, token[:, None]], 1)
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones((len(mask), 1))], 1)
@@ -250,7 +258,8 @@ def _together(found: Sequence[tuple[Group, Generation]]) -> Generation:
     longest = max(each.tokens.shape[1] for _, each in found)
     filled = [torch.cat([e.tokens, e.tokens[:, -1:].expand(-1, longest - e.tokens.shape[1])], 1) for _, e in found]
     order = torch.cat([group.examples for group, _ in found]).argsort().to(filled[0].device)
-    return Generation(torch.cat(filled)[order], torch.cat([each.lengths for _, each in found])[order])
+    lengths = torch.cat([each.lengths for _, each in found])[order]
+    return Generation(torch.cat(filled)[order], lengths, found[0][1].patches)
 
 
 def _check_growing(
