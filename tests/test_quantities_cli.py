@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loopscope.cli.quantities import _print
 from loopscope.quantity import Quantity
 from loopscope.stats import Estimate
 from loopscope.store.store import Store
@@ -61,11 +62,27 @@ def test_quantities_as_json_and_as_a_table(capsys: pytest.CaptureFixture[str], r
     assert (second["value"], second["low"], second["published"], second["at"]) == (None, None, None, "")
     code, out, _ = loopscope(capsys, "quantities", "graph_walk", "--results", "results")
     assert code == 0
-    for told in ("graph_walk: targets", "map=one loop=7", "0.998", "0.9961..0.9993", "4,110", "2 quantities"):
+    for told in ("map=one loop=7", "0.998 [0.9961, 0.9993]", "4,110", "2 quantities"):
         assert told in out
+    assert out.count(f"graph_walk: targets, {MAIN}") == 1
     assert loopscope(capsys, "quantities", "letters", "--results", "results")[:2] == (0, "0 quantities\n")
     with_store = ("quantities", "--results", "results", "--store", "results", "--json")
     assert json.loads(loopscope(capsys, *with_store)[1])["quantities"][0] == ROW
+
+
+def test_what_all_rows_have_stands_in_the_title(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    about = {"study": "graph_walk", "experiment": "targets", "model": MAIN, "id": "matched.elsewhere.copied"}
+    numbers = {"value": 0.1234, "low": 0.123, "high": 0.124, "n": 123_456, "published": 0.12, "label": ""}
+    places = [{"map": "one", "condition": f"the answer before the {call}th call", "call": call} for call in range(30)]
+    _print([{**about, **numbers, "coordinates": json.dumps(at)} for at in places])
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [f"graph_walk: targets, {MAIN}", "matched.elsewhere.copied map=one"]
+    assert max(map(len, said)) <= 80
+    assert sum("0.1234 [0.123, 0.124]  123,456       0.12" in line for line in said) == 30
+    assert "map=one" not in "".join(said[2:])
 
 
 def test_quantities_as_csv(capsys: pytest.CaptureFixture[str], results: Path, tmp_path: Path) -> None:

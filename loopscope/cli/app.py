@@ -169,14 +169,16 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))  # JSON itself escapes the other control characters
 
 
-def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1) -> None:
-    """A table with `left` text columns, the others aligned to the right as numbers; see `tables`.
+def print_table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1, whole: int = 1
+) -> None:
+    """A table with `left` text columns, wrapped after the first `whole`, the others as numbers; see `tables`.
 
     A cell is `plain` text, or a tuple of lines.
     """
     width = Console().width
     cells = [[tuple(map(plain, each if isinstance(each, tuple) else (each,))) for each in row] for row in rows]
-    head, body = table([plain(each) for each in columns], cells, width, left)
+    head, body = table([plain(each) for each in columns], cells, width, left, whole)
     _print([*wrapped(plain(title), width), *head], "bold")
     _print(body)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from loopscope.cli.app import AsJson, app, print_json, print_table, say
+from loopscope.cli.app import AsJson, app, print_json, print_table, prose, say
 from loopscope.cli.display import spinner
 from loopscope.cli.options import FirstStore, Results
 from loopscope.errors import InputError
@@ -58,22 +59,45 @@ def _save(found: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def _print(found: Sequence[dict[str, Any]]) -> None:
-    """A table for each experiment, the coordinates in words."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """A table for each quantity of a model; what holds for all of its rows stands in the title."""
+    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for row in found:
-        groups.setdefault((row["study"], row["experiment"]), []).append(row)
-    for (study, experiment), members in groups.items():
-        print_table(
-            f"{study}: {experiment}",
-            ("model", "id", "at", "value", "interval", "n", "published"),
-            (
-                (r["model"], r["id"], r["at"], _number(r["value"]), f"{_number(r['low'])}..{_number(r['high'])}",
-                 f"{r['n']:,}", _number(r["published"], ""))
-                for r in members
-            ),
-            left=3,
-        )  # fmt: skip
+        groups.setdefault((row["study"], row["experiment"], row["model"], row["id"]), []).append(row)
+    before = None
+    for (study, experiment, model, id), members in groups.items():
+        if (about := f"{study}: {experiment}, {model}") != before:
+            prose(before := about, "  ", "")
+        _print_one(id, members)
+        say("")
     say(f"{len(found):,} quantities")
+
+
+def _print_one(id: str, members: Sequence[dict[str, Any]]) -> None:
+    places = [json.loads(row["coordinates"]) for row in members]
+    fixed = {name: value for name, value in places[0].items() if all(each.get(name) == value for each in places)}
+    if len(members) == 1:
+        fixed = {}
+    print_table(
+        " ".join([id, *_said(fixed)]),
+        ("at", "value", "n", "published"),
+        (
+            (" ".join(_said({name: value for name, value in at.items() if name not in fixed})) or row["label"],
+             _estimate(row), f"{row['n']:,}", _number(row["published"], ""))
+            for at, row in zip(places, members, strict=True)
+        ),
+        whole=0,
+    )  # fmt: skip
+
+
+def _said(at: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in at.items()]
+
+
+def _estimate(row: Mapping[str, Any]) -> str:
+    """A value with its interval, as far as there are any."""
+    if row["low"] is None:
+        return _number(row["value"])
+    return f"{_number(row['value'])} [{_number(row['low'])}, {_number(row['high'])}]"
 
 
 def _number(value: float | None, none: str = "-") -> str:

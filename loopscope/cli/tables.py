@@ -27,16 +27,17 @@ class Lines(NamedTuple):
     body: list[str]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, left: int = 1) -> Lines:
+def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, left: int = 1, whole: int = 1) -> Lines:
     """A table with `left` columns of text, the others aligned to the right as numbers.
 
-    A column after the first that is empty in every row is left out.
+    Texts after the first `whole` columns may be wrapped.  A column after the first that is empty in every row is left
+    out.
     """
     kept = [at for at in range(len(heads)) if at == 0 or not rows or any(any(row[at]) for row in rows)]
     heads, rows = [heads[at] for at in kept], [[row[at] for at in kept] for row in rows]
     left = sum(at < left for at in kept)
     for gap in (2, 1):
-        if (widths := _widths(heads, rows, width - gap * (len(heads) - 1), left)) is not None:
+        if (widths := _widths(heads, rows, width - gap * (len(heads) - 1), left, whole)) is not None:
             head = [*_row([(each,) for each in heads], widths, gap, left), (" " * gap).join("-" * w for w in widths)]
             return Lines(head, [line for row in rows for line in _row(row, widths, gap, left)])
     return Lines([], [line for row in rows for line in _paragraph(heads, row, width)])
@@ -53,7 +54,9 @@ def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -
     return [*lines, line]
 
 
-def _widths(heads: Sequence[str], rows: Sequence[Sequence[Cell]], room: int, left: int) -> list[int] | None:
+def _widths(
+    heads: Sequence[str], rows: Sequence[Sequence[Cell]], room: int, left: int, unbroken: int
+) -> list[int] | None:
     """The width of every column; None where not all fit."""
     widths, wishes = [], []
     for at, head in enumerate(heads):
@@ -61,7 +64,7 @@ def _widths(heads: Sequence[str], rows: Sequence[Sequence[Cell]], room: int, lef
         whole = max(map(cell_len, lines), default=0)
         word = max((cell_len(word) for text in (head, *lines) for _, word in WORDS.findall(text)), default=0)
         wishes.append(max(whole, cell_len(head)))
-        widths.append(max(word, min(whole, COMFORTABLE)) if 0 < at < left else max(word, whole))
+        widths.append(max(word, min(whole, COMFORTABLE)) if unbroken <= at < left else max(word, whole))
     if sum(widths) > room:
         return None
     for _ in range(room - sum(widths)):
