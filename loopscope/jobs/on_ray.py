@@ -89,12 +89,13 @@ class Ray(Engine):
 
     def _wait(self, ticket: Ticket, ended: Ended) -> None:
         """Begin as soon as there is room; failed where there is none for `ROOM` seconds."""
-        until = time.monotonic() + ROOM
+        journal, until = Journal(ticket.root, ticket.job.key), time.monotonic() + ROOM
         while not self._closing.wait(LOOK_EVERY):
             try:
-                return self._submit(ticket, ended)
+                self._submit(ticket, ended)
+                return journal.wait("")
             except InputError as error:
-                Journal(ticket.root, ticket.job.key).wait(f"for a node: {error}")
+                journal.wait(f"for a node: {error}")
                 if time.monotonic() > until:
                     return ended(Outcome("failed", line=f"{error}; waited {ROOM:.0f} s for one", code=error.exit_code))
             except Exception as error:  # the cluster is gone, and nobody hears a thread die
