@@ -182,10 +182,21 @@ def test_bad_input_gets_one_line(
     assert sorted(here.rglob("*")) == before
 
 
+def test_the_help_groups_all_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from loopscope.cli.app import PANELS
+
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    code, out, _ = loopscope(capsys, "--help")
+    heads = [line.strip("╭╮─ ") for line in out.splitlines() if line.startswith("╭")]
+    first = [line.split()[1] for line in out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+    assert (code, heads) == (0, ["Options", *PANELS])
+    assert first == [name for names in PANELS.values() for name in names]
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert loopscope(capsys, "--version")[:2] == (0, "loopscope 0.1.0\n")
     code, out, err = loopscope(capsys)
-    assert "Commands" in out + err
+    assert "Look at a model" in out + err
     assert code in (0, 2)
     assert "loopscope: " not in err
 

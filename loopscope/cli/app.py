@@ -13,11 +13,12 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 import loopscope
 from loopscope.cli.stopping import TERMINATED, Terminated, terminating
@@ -25,7 +26,27 @@ from loopscope.cli.tables import table, wrapped
 from loopscope.cli.threads import Threads, fix_threads
 from loopscope.errors import InputError, LoopscopeError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+PANELS = {
+    "Look at a model": ("run", "view", "lm", "maps", "plan"),
+    "Train": ("recipes", "train", "fit", "score"),
+    "The paper": ("reproduce", "claims", "quantities", "list", "populations"),
+    "Files and machines": ("zoo", "store", "jobs", "bench"),
+}
+"""The commands as `loopscope --help` shows them."""
+
+
+class _Commands(TyperGroup):
+    """The commands in the order and under the headings of `PANELS`."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        for panel, names in PANELS.items():
+            for name in (each for each in names if each in self.commands):
+                self.commands[name] = command = self.commands.pop(name)  # to the end
+                vars(command)["rich_help_panel"] = panel
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Version = Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")]
