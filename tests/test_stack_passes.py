@@ -68,7 +68,7 @@ def test_the_commands_take_a_loop(capsys: pytest.CaptureFixture[str], tmp_path: 
         whole_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         expected = whole_model(torch.tensor([[1, 5, 3]])).logits
     torch.testing.assert_close(load_file(file)["logits_by_loop"][0], expected, rtol=0, atol=5e-5)
-    assert loopscope(capsys, *asked, "--loop", "1-2", "--loops", "3")[0] == 0
+    assert loopscope(capsys, *asked, "--loop-layers", "1-2", "--loops", "3")[0] == 0
     whole = load_file(file)["logits_by_loop"]
     assert loopscope(capsys, *asked, "--loop-layers", "1", "--loops", "3")[0] == 0
     part = load_file(file)["logits_by_loop"]
@@ -80,7 +80,10 @@ def test_the_commands_take_a_loop(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert (code, found["loop"], [each["address"] for each in found["places"]]) == (0, "2", ["loop[2].layer[1].resid"])
-    code, out, err = loopscope(capsys, "lm", "readouts", folder, "--ids", "[[1]]", "--loop", "2-7")
+    assert "--loop " not in loopscope(capsys, "lm", "readouts", "--help")[1]
+    code, out, err = loopscope(capsys, *asked, "--loop", "1", "--loop-layers", "1")
+    assert (code, out, err) == (2, "", "loopscope: --loop and --loop-layers are one option; give --loop-layers\n")
+    code, out, err = loopscope(capsys, "lm", "readouts", folder, "--ids", "[[1]]", "--loop-layers", "2-7")
     assert (code, out) == (2, "")
     assert err.endswith("loop 2-7 does not exist: the model has 2 layers (nearest: 2)\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ from loopscope.cli.lm import (
     tokenizer_of,
     tokens_named,
 )
-from loopscope.cli.options import AnyMap, Begin, Chat, Force, LanguageModel, LoopedLayers, Puzzles, map_named
+from loopscope.cli.options import AnyMap, Begin, Chat, Force, LanguageModel, Puzzles, map_named
 from loopscope.cli.threads import choose_threads, weights_in
 from loopscope.errors import InputError
 
@@ -68,7 +68,7 @@ class Patched(LanguageModel):
 class Swept(Patched):
     """A language model that is swept; its `--loop` is a loop to patch in."""
 
-    loop: LoopedLayers = None
+    short: None = field(init=False, default=None)
 
 
 @dataclass(frozen=True)

@@ -174,12 +174,12 @@ def lm_finetune(
     folder: ModelFolder,
     out: Annotated[Path, typer.Option(help="The model folder to write; it must not exist.")],
     own: TaskOptions,
+    layers: Looped,
     recipe: MaybeName = None,
     updates: Updates = None,
     changes: Changes = None,
     text: Text = None,
     boundary: Ending = None,
-    loop: Looped = None,
     device: Device = "auto",
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
@@ -197,12 +197,12 @@ def lm_finetune(
     parent_of(out)
     check_folder(out, ours=LOOPED)
     if own.task is not None:
-        model = _only_task(folder, recipe, boundary, loop, device, text, compiled)
+        model = _only_task(folder, recipe, boundary, layers.loop, device, text, compiled)
         return finetune_task(own, model, out, changes, updates, store, save_every, as_json)
     own.refuse_for_recipes(recipe)
     asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
-        done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind, loop=loop)
+        done = finetune(folder, chosen, out, target, settings, sources=sources, boundary=kind, loop=layers.loop)
     _show(chosen, done, as_json)
 
 
@@ -211,13 +211,13 @@ def lm_finetune(
 def lm_fit(
     folder: ModelFolder,
     own: MapOptions,
+    layers: Looped,
     recipe: MaybeName = None,
     out: Annotated[Path | None, typer.Option(help="A folder to save the map in as well; it must not exist.")] = None,
     updates: Updates = None,
     changes: Changes = None,
     text: Text = None,
     boundary: Ending = None,
-    loop: Looped = None,
     device: Device = "auto",
     store: StoreFolder = Path("store"),
     save_every: SaveEvery = 300.0,
@@ -234,7 +234,7 @@ def lm_fit(
         parent_of(out)
         check_folder(out)
     if own.task is not None:
-        model = _only_task(folder, recipe, boundary, loop, device, text, compiled)
+        model = _only_task(folder, recipe, boundary, layers.loop, device, text, compiled)
         return fit_task(own, model, out, changes, updates, store, save_every, as_json)
     own.refuse_for_recipes(recipe)
     if own.family is not None or own.rank is not None or boundary is not None:
@@ -243,7 +243,7 @@ def lm_fit(
         raise InputError("--push goes with --task FILE, not with a recipe")
     asked = _job(folder, recipe, updates, changes, text, device, store, save_every, compiled)
     with asked as (chosen, sources, target, settings):
-        done = fit(folder, chosen, target, settings, sources=sources, loop=loop)
+        done = fit(folder, chosen, target, settings, sources=sources, loop=layers.loop)
     if out is not None and done.key is not None:
         save_fitted(done, chosen, out, command())
     _show(chosen, done, as_json)

@@ -122,9 +122,14 @@ Chat = Annotated[bool, typer.Option("--chat", help="Put each text into the chat 
 Precision = Annotated[str, typer.Option("--dtype", help="What the model computes in: fp32 or bf16; maps stay fp32.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace --out if it is a file that Loopscope wrote.")]
 Ending = Annotated[str | None, typer.Option(help="What ends a loop of a pretrained stack: none or norm.")]
-_LOOPED = "Layers of a pretrained stack that are looped, such as 11-20; default: all."
-Looped = Annotated[str | None, typer.Option("--loop", "--loop-layers", metavar="LAYERS", help=_LOOPED)]
-LoopedLayers = Annotated[str | None, typer.Option("--loop-layers", metavar="LAYERS", help=_LOOPED)]
+LoopedLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--loop-layers",
+        metavar="LAYERS",
+        help="Layers of a pretrained stack that are looped, such as 11-20; default: all.",
+    ),
+]
 AnyMap = Annotated[
     bool, typer.Option("--any-map", help="Take a map that was fitted to another model or boundary; no claim does.")
 ]
@@ -135,12 +140,26 @@ Plot = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModel:
+class Looped:
+    """Which layers of a pretrained stack are looped; `short` is what `--loop` gives, as the option was once called."""
+
+    loop: LoopedLayers = None
+    short: Annotated[str | None, typer.Option("--loop", hidden=True)] = None
+
+    def __post_init__(self) -> None:
+        """InputError where both are given."""
+        if self.short is not None and self.loop is not None:
+            raise InputError("--loop and --loop-layers are one option; give --loop-layers")
+        object.__setattr__(self, "loop", self.loop if self.short is None else self.short)
+        object.__setattr__(self, "short", None)  # so that a copy of this is one, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel(Looped):
     """A language model and how it is run."""
 
     folder: ModelFolder
     boundary: Ending = None
-    loop: Looped = None
     device: Device = "auto"
     dtype: Precision = "fp32"
 
@@ -179,14 +198,14 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
     for name, each in signature(command).parameters.items():
         if name in bundles:
             inner = get_type_hints(bundles[name], include_extras=True)
-            options += [_option(field, inner[field.name]) for field in fields(bundles[name])]
+            options += [_option(field, inner[field.name]) for field in fields(bundles[name]) if field.init]
         else:
             options.append(each.replace(kind=Parameter.KEYWORD_ONLY, annotation=kinds[name]))
 
     @wraps(command)
     def run(**given: Any) -> None:
         for name, bundle in bundles.items():
-            given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
+            given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle) if field.init})
         command(**given)
 
     run.__signature__ = Signature(options)  # type: ignore[attr-defined]
