@@ -48,7 +48,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, repr=False)
-class Table:
+class QuantityTable:
     """Quantities that are shown together; `note` says what was counted and what was resampled."""
 
     id: str
@@ -59,12 +59,12 @@ class Table:
     def __repr__(self) -> str:
         return f"<{self.id}: {len(self.rows):,} quantities; {line(self.title)}>"
 
-    def under(self, name: str) -> Table:
+    def under(self, name: str) -> QuantityTable:
         """The same, with the name of a model before its title."""
         return replace(self, title=f"{name}: {self.title}")
 
 
-def of_tables(tables: Iterable[Table]) -> Iterator[Quantity]:
+def of_tables(tables: Iterable[QuantityTable]) -> Iterator[Quantity]:
     """All quantities of these tables."""
     return (row for table in tables for row in table.rows)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.stats import Estimate
 from loopscope.studies.report.contents import (
     FAILS,
@@ -127,9 +127,9 @@ def demo_figures() -> dict[str, Figure]:
     }
 
 
-def demo_tables() -> list[Table]:
+def demo_tables() -> list[QuantityTable]:
     return [
-        Table(
+        QuantityTable(
             "test",
             "Patterns and outputs moved between graphs",
             [
@@ -140,7 +140,7 @@ def demo_tables() -> list[Table]:
             ],
             "Eligible pairs only; fits are averaged first, graphs are resampled.",
         ),
-        Table(
+        QuantityTable(
             "test",
             "Restoring heads after the queries were replaced",
             [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.studies.report.contents import (
     Figure,
     Grid,
@@ -50,7 +50,7 @@ class Reader(HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def rows_of(tables: Sequence[Table | Grid], title: str) -> dict[str, Quantity]:
+def rows_of(tables: Sequence[QuantityTable | Grid], title: str) -> dict[str, Quantity]:
     (table,) = (table for table in tables if table.title == title)
     if isinstance(table, Grid):
         assert all(set(rows) <= set(table.columns) for rows in table.lines.values())

@@ -13,7 +13,7 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.maps import Dense
 from loopscope.model import LoopedTransformer, relations_config
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.stats import wilson
 from loopscope.studies.relations import chains
 from loopscope.studies.relations.chains import COUNTS, FINAL, GROWN, NATIVE
@@ -143,7 +143,7 @@ def drawn(shares: Sequence[float], queries: int = 1024, seed: int = 0) -> Tensor
 REFERENCE = planted(first(COUNTS[NATIVE]), [torch.stack([first(COUNTS[GROWN]), first(COUNTS[FINAL])])])
 
 
-def table(tables: Sequence[Table], title: str) -> dict[str, Quantity]:
+def table(tables: Sequence[QuantityTable], title: str) -> dict[str, Quantity]:
     (found,) = (each for each in tables if each.title.startswith(title))
     return {row.label: row for row in found.rows}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.quantity import Quantity, Table, every, of_tables, one
+from loopscope.quantity import Quantity, QuantityTable, every, of_tables, one
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import composition
 from loopscope.studies.graph_walk.composition import (
@@ -66,7 +66,7 @@ def values(rows: list[Quantity]) -> list[float]:
     return [row.estimate.value for row in rows]
 
 
-def rows_of(tables: list[Table]) -> dict[tuple[str, str], Quantity]:
+def rows_of(tables: list[QuantityTable]) -> dict[tuple[str, str], Quantity]:
     """Rows by title, without the population, and name; no two may share both."""
     found = {(table.title.split(" (s")[0].split(" (i")[0], row.label): row for table in tables for row in table.rows}
     assert len(found) == sum(len(table.rows) for table in tables)

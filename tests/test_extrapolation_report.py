@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.stats import Estimate
 from loopscope.store.store import Store
 from loopscope.studies.claims import HOLDS, decide, decided_by
@@ -198,7 +198,7 @@ def test_parity_tables(parity: Section) -> None:
     assert exits["parity-0, J minus native, t = n"].estimate.value > 0.2
     assert abs(exits["parity-0, J minus native, on the line"].estimate.value) < 0.05
     assert exits["parity-0, native, on the line, minus J, t = n"].estimate.value > 0.1  # timing alone does more than J
-    assert sum(isinstance(table, Table) and table.title.startswith("parity-1: ") for table in parity.more) == 6
+    assert sum(isinstance(table, QuantityTable) and table.title.startswith("parity-1: ") for table in parity.more) == 6
     assert not any("less than paper scale" in said for said in parity.text)
 
 

@@ -18,7 +18,7 @@ from loopscope.models.identity import Identity
 from loopscope.models.passes import states
 from loopscope.models.placement import between
 from loopscope.program import F
-from loopscope.quantity import Quantity, Table, every, of_tables, one
+from loopscope.quantity import Quantity, QuantityTable, every, of_tables, one
 from loopscope.store.store import Store
 from loopscope.studies.antonyms.experiments import measure_antonyms
 from loopscope.studies.claims import CLAIMS, FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
@@ -53,7 +53,7 @@ from tests.planted.language import (
 from tests.planted.letters import PlantedWalker, Words, raising
 
 
-def tables(record: Record) -> list[Table]:
+def tables(record: Record) -> list[QuantityTable]:
     return LANGUAGE[record.experiment].tables(record)
 
 

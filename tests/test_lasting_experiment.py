@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.maps import DiagonalLowRank
-from loopscope.quantity import Table, every, of_tables
+from loopscope.quantity import QuantityTable, every, of_tables
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk import lasting
 from loopscope.studies.graph_walk.composition import INDEPENDENT, PAPER_LONG, long_strings
@@ -156,7 +156,7 @@ def every_other_call_on_half(call: int, graph: Tensor) -> Tensor:
     return (graph % 2 == 0) | (call % 2 == 1)
 
 
-def rows_of(made: list[Table]) -> dict[tuple[str, str], float]:
+def rows_of(made: list[QuantityTable]) -> dict[tuple[str, str], float]:
     return {(table.title, row.label): row.estimate.value for table in made for row in table.rows}
 
 

@@ -12,7 +12,7 @@ import torch
 from loopscope.errors import DamagedError, InputError
 from loopscope.execute.plain import plain_run
 from loopscope.program import Program
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.store.artefacts import BACKBONE, MAP, RESULT
 from loopscope.store.store import Store
 from loopscope.store.zoo import find, open_zoo
@@ -58,7 +58,7 @@ def paper_at() -> Walks:
     return instances("matched-test", 8, CPU, "three")
 
 
-def rows_of(found: list[Table]) -> dict[str, dict[str, Quantity]]:
+def rows_of(found: list[QuantityTable]) -> dict[str, dict[str, Quantity]]:
     """Rows by title and name; neither may come twice."""
     assert len({table.title for table in found}) == len(found)
     for table in found:

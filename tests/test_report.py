@@ -18,7 +18,7 @@ import pytest
 
 from loopscope.errors import InputError
 from loopscope.plot import canvas
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.store.files import StoreError
 from loopscope.studies.report import drawing
 from loopscope.studies.report.contents import HOLDS, NOW, Cost, Figure, LedgerRow, Report, Section, percent
@@ -159,7 +159,7 @@ def test_tables_say_what_was_measured_beside_the_paper(every: dict[str, Reader])
 
 
 def test_a_table_without_published_numbers_has_no_column_for_them() -> None:
-    table = Table("test", "Ours alone", [Quantity("test.share", "a", share(-0.0001, 0.5), 7)])
+    table = QuantityTable("test", "Ours alone", [Quantity("test.share", "a", share(-0.0001, 0.5), 7)])
     made = pages(Report("T", [], [Section("s", "S", "", tables=[table])]))
     (found,) = Reader(made["pages/s.html"]).tables
     assert found == [["condition", "ours, %", "n"], ["a", "0.0 [0.0, 50.0]", "7"]]
@@ -236,7 +236,7 @@ def test_text_is_text_and_never_markup() -> None:
         evil,
         [evil],
         [figure],
-        [Table("test", evil, [Quantity("test.share", evil, share(0.5), 1)], evil)],
+        [QuantityTable("test", evil, [Quantity("test.share", evil, share(0.5), 1)], evil)],
         ["a.b"],
         finding=evil,
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.quantity import Table, of_tables
+from loopscope.quantity import QuantityTable, of_tables
 from loopscope.quantity import one as one_of
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.graph_walk.counting import share
@@ -38,7 +38,7 @@ def planted(**nodes: Tensor) -> dict[str, Tensor]:
     return {name.replace("_", "-").replace("BEFORE", " before F"): each.to(torch.uint8) for name, each in nodes.items()}
 
 
-def shares(found: list[Table]) -> dict[str, list[float]]:
+def shares(found: list[QuantityTable]) -> dict[str, list[float]]:
     """The four shares of each table, by its condition."""
     named = {}
     for table in found:

@@ -21,7 +21,7 @@ from loopscope.log import Log, silent
 from loopscope.measure.answers import Item, moved_answers, read_at_map, whole_answers, without_map
 from loopscope.program import ProgramLike, as_program
 from loopscope.protocol import LoopedModel, TokenMap
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.results import Tabular, numbered
 from loopscope.stats import Estimate, cluster_bootstrap, tally, wilson
 from loopscope.tasks.examples import Example
@@ -75,7 +75,7 @@ class SideBySide(Tabular):
         shares = ", ".join(f"{each.name} {float(each.right.float().mean()):.1%}" for each in self.conditions)
         return f"{numbered(len(self.examples), 'example')}; right: {shares}"
 
-    def right(self) -> Table:
+    def right(self) -> QuantityTable:
         """The share of right answers of every condition: of all examples, then by steps."""
         rows = []
         for each in self.conditions:
@@ -86,9 +86,9 @@ class SideBySide(Tabular):
                     where: dict[str, str | int] = {"condition": each.name, "program": each.program}
                     where |= {} if steps is None else {"steps": steps}
                     rows.append(Quantity(RIGHT, each.name, found, len(mine), at=where))
-        return Table(RIGHT, "Right answers", rows, self._note())
+        return QuantityTable(RIGHT, "Right answers", rows, self._note())
 
-    def differences(self) -> Table:
+    def differences(self) -> QuantityTable:
         """How much more each condition has right than the first, on the examples that both were asked."""
         first, *others = self.conditions
         rows = []
@@ -101,7 +101,7 @@ class SideBySide(Tabular):
             found = difference(*pairs, [self.examples[each.at[place]] for place in mine])
             rows.append(Quantity(DIFFERENCE, f"{each.name} less {first.name}", found, len(mine),
                                  at={"condition": each.name, "program": each.program}))  # fmt: skip
-        return Table(DIFFERENCE, "Differences of paired answers", rows, self._note())
+        return QuantityTable(DIFFERENCE, "Differences of paired answers", rows, self._note())
 
     @property
     def steps(self) -> list[int]:

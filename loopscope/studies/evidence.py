@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from loopscope.quantity import Coordinate, Quantity, Table, of_tables, one
+from loopscope.quantity import Coordinate, Quantity, QuantityTable, of_tables, one
 from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.studies.closeness import is_whole, parts_left
 from loopscope.studies.graph_walk.experiments import selection
@@ -34,7 +34,7 @@ class Evidence:
     stored: Sequence[Record] = ()
     fresh: Sequence[Record] = ()
     lineage: Lineage = field(default_factory=Lineage)
-    _tables: dict[int, list[Table]] = field(default_factory=dict, repr=False)
+    _tables: dict[int, list[QuantityTable]] = field(default_factory=dict, repr=False)
     _kept: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -85,7 +85,7 @@ class Evidence:
         found = self.of(experiment)
         return [found[name] for name in self.selection.names if name in found]
 
-    def tables(self, record: Record) -> list[Table]:
+    def tables(self, record: Record) -> list[QuantityTable]:
         """The tables of a record, made once.
 
         The paper's numbers are beside those of the main backbone and of every language model.
@@ -94,7 +94,7 @@ class Evidence:
             self._tables[id(record)] = self._make_tables(record)
         return self._tables[id(record)]
 
-    def _make_tables(self, record: Record) -> list[Table]:
+    def _make_tables(self, record: Record) -> list[QuantityTable]:
         if record.experiment in LANGUAGE:
             return LANGUAGE[record.experiment].tables(record)
         make = EXPERIMENTS[record.experiment].tables

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.store.store import Store
 from loopscope.studies.graph_walk.selection import Role, Selection
 from loopscope.studies.records import LayoutOf, ModelFacts, Predictions, Record
@@ -75,9 +75,9 @@ class Experiment:
     settings: Callable[[Role, Profile], list[dict[str, Any]]]
     uses: tuple[str, ...] | None = ()
     """The targets whose maps it uses; None: all that there are."""
-    tables: Callable[[Predictions, ModelFacts, bool], Sequence[Table]] | None = None
+    tables: Callable[[Predictions, ModelFacts, bool], Sequence[QuantityTable]] | None = None
     """What follows from one record; the last argument asks for the published numbers.  None: it takes several."""
-    together: Callable[[Mapping[str, Record]], Sequence[Table]] | None = None
+    together: Callable[[Mapping[str, Record]], Sequence[QuantityTable]] | None = None
     """What follows from all of its records, by backbone; None: each speaks for itself."""
     notes: Callable[[Store, Mapping[str, str], str], dict[str, Any]] | None = None
     """What else to keep of the weights, given their store, the keys that the record rests on by role, and the prefix of

@@ -14,7 +14,7 @@ from loopscope.measure.heads import Selection, Tried
 from loopscope.measure.side_by_side import SideBySide
 from loopscope.plot.canvas import INK, PAPER, Axes, Canvas, heading
 from loopscope.plot.cells import mesh, multiples, outer_labels, share_bar
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.studies.report.contents import Figure, Listing, Report, Section, percent
 from loopscope.studies.report.dots import rates
 from loopscope.studies.report.drawing import draw
@@ -159,6 +159,6 @@ def _tested(name: str, test: SideBySide, finding: str) -> Section:
     table = test.right()
     rows = [row for row in table.rows if "steps" not in row.at]
     named = [replace(row, label=_condition(row.label)) for row in rows]
-    shown = Table(table.id, f"{name.capitalize()} test", named, table.note)
+    shown = QuantityTable(table.id, f"{name.capitalize()} test", named, table.note)
     figure = rates(name, shown.title, f"Right answers of {len(test.examples)} examples, 95 % intervals.", [shown])
     return Section(name, shown.title, question, figures=[figure], tables=[shown], finding=finding)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loopscope.measure.replies import answers_name, as_texts
-from loopscope.quantity import Coordinate, Quantity, Table
+from loopscope.quantity import Coordinate, Quantity, QuantityTable
 from loopscope.studies.antonyms.tests import (
     DEPTHS,
     READOUTS,
@@ -67,7 +67,7 @@ def readout_right(record: Record, way: str, loop: int, deletion: int) -> Right:
     return np.array([is_read_right(text, request.stages[deletion - 1]) for request, text in kept])
 
 
-def antonym_tables(record: Record) -> list[Table]:
+def antonym_tables(record: Record) -> list[QuantityTable]:
     """The tables of a record of antonyms, the published numbers beside ours."""
     form = str(record.settings["supervision"])
     rows = by_depth(
@@ -78,7 +78,7 @@ def antonym_tables(record: Record) -> list[Table]:
         "Whole replies, in the stepwise form that maps are fitted in; with J after the last loop, without it after as "
         "many as backbones are trained in, at most."
     )
-    made = [Table("antonyms.right", f"Antonyms, {form}: depths", rows, note)]
+    made = [QuantityTable("antonyms.right", f"Antonyms, {form}: depths", rows, note)]
     for way in WAYS:
         cells = [
             share("antonyms.readouts", f"loop {loop}: deletion {k}", readout_right(record, way, loop, k),
@@ -87,7 +87,9 @@ def antonym_tables(record: Record) -> list[Table]:
             for k in range(1, TRAINED_DEPTH + 1)
         ]  # fmt: skip
         how = "so many loops are made" if way == "truncated" else "all loops are made, and this one is read"
-        made.append(Table("antonyms.readouts", f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}."))
+        made.append(
+            QuantityTable("antonyms.readouts", f"Antonyms, {form}: native readouts, {way}", cells, f"No map; {how}.")
+        )
     return made
 
 

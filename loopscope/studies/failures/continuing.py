@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Tally, cluster_bootstrap_later
 from loopscope.studies.graph_walk.continuation import WITHHELD, Asked, answers_of, asked_of
 from loopscope.studies.graph_walk.continuation_curves import BEYOND, INSIDE, Range
@@ -92,11 +92,11 @@ class Counted:
         return Quantity("failures.continuation", label, share, int(most[0].sum()), None, at)
 
 
-def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """Accuracy inside the range of loops that maps were trained for, and beyond it, by target."""
     counted = Counted.of(predictions, facts)
     rows = [counted.row(target, loops) for target in counted.found for loops in (INSIDE, BEYOND)]
-    return [Table("failures.continuation", f"Continuation again, single cycles ({WITHHELD})", rows, NOTE)]
+    return [QuantityTable("failures.continuation", f"Continuation again, single cycles ({WITHHELD})", rows, NOTE)]
 
 
 def cycles_of(graphs: int | None) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.program import F, J, Program
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.studies.graph_walk.counting import OTHER, distribution, node, share
 from loopscope.studies.graph_walk.targets import BEFORE
 from loopscope.studies.records import ModelFacts, Predictions
@@ -246,7 +246,7 @@ NODES = (*map(node, STEPS), OTHER)
 """What two calls may answer: u and the nodes that two maps can lead to, or none of these."""
 
 
-def tables_two(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables_two(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """The nine conditions, what the second map adds, the effect of order, and which nodes are answered.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -263,9 +263,9 @@ def tables_two(predictions: Predictions, facts: ModelFacts, paper: bool = False)
                 label = f"{spelled(second)}: "
                 rows += distribution("compose.second", given, answers.at, steps, at, label=label)
             title = f"Answers from F(J_{spelled(first)}(h)) ({where})"
-            result.append(Table("compose.second", title, rows, NOTE))
+            result.append(QuantityTable("compose.second", title, rows, NOTE))
         title = f"Which node is answered after two calls ({where})"
-        result.append(Table("compose.landed", title, landed(answers, where, paper), NOTE))
+        result.append(QuantityTable("compose.landed", title, landed(answers, where, paper), NOTE))
     return result
 
 
@@ -281,7 +281,7 @@ def landed(answers: Answers, where: str, paper: bool = False) -> list[Quantity]:
     return rows
 
 
-def tables_long(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables_long(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """Accuracy at every call of each kind of `long_strings` under every condition, and the four strings of two calls.
 
     How many graphs were measured follows from the predictions.  `paper` as in `tables_two`.
@@ -296,12 +296,12 @@ def tables_long(predictions: Predictions, facts: ModelFacts, paper: bool = False
                 for condition in CONDITIONS
                 for call in range(1, 1 + CALLS)
             ]
-            result.append(Table("compose.long", f"Eight calls, {kind} ({where})", rows, NOTE))
+            result.append(QuantityTable("compose.long", f"Eight calls, {kind} ({where})", rows, NOTE))
         result += _two(answers, PAIRS, where, paper)
     return result
 
 
-def _two(answers: Answers, strings: Iterable[str], where: str, paper: bool) -> list[Table]:
+def _two(answers: Answers, strings: Iterable[str], where: str, paper: bool) -> list[QuantityTable]:
     """Accuracy of these strings of two calls, what the second map adds to each pair, and the effect of their order."""
     known, without = (each.get(where, {}) if paper else {} for each in (PAPER_PAIRS, PAPER_WITHOUT_SECOND))
     walks = answers.at
@@ -324,9 +324,11 @@ def _two(answers: Answers, strings: Iterable[str], where: str, paper: bool) -> l
     right, reversed_right = answers.right("12"), answers.right("21")
     order = share("compose.order", "one-two minus two-one", right, walks, {"where": where}, minus=reversed_right)
     return [
-        Table("compose.two", f"Two calls ({where})", rows, NOTE),
-        Table("compose.added", f"What the second map adds ({where})", added, f"Gains are paired differences. {NOTE}"),
-        Table("compose.order", f"Order ({where})", [order], f"A paired difference. {NOTE}"),
+        QuantityTable("compose.two", f"Two calls ({where})", rows, NOTE),
+        QuantityTable(
+            "compose.added", f"What the second map adds ({where})", added, f"Gains are paired differences. {NOTE}"
+        ),
+        QuantityTable("compose.order", f"Order ({where})", [order], f"A paired difference. {NOTE}"),
     ]
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Estimate, mean_bootstrap
 from loopscope.studies.graph_walk.continuation import (
     ALONE,
@@ -313,7 +313,7 @@ def strict_curves(
 
 def tables(
     found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str = BROAD, paper: bool = False
-) -> list[Table]:
+) -> list[QuantityTable]:
     """Everything that follows from the counts of these backbones on one population; tables without rows are left out.
 
     Plain accuracy over ranges of loops, for all backbones, for each, and by cycle length; where it was measured, strict
@@ -332,37 +332,39 @@ def plain(found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], whe
     return [*_ranges(study, where, False).rows, *_by_backbone(study, where).rows]
 
 
-def _ranges(study: _Study, where: str, paper: bool) -> Table:
+def _ranges(study: _Study, where: str, paper: bool) -> QuantityTable:
     rows = []
     for group, lengths in GROUPS.items():
         for condition in (STEERED, UNSTEERED, HOLD):
             published, label = PAPER.get((where, group, condition)) if paper else None, f"{group}, {condition}"
             at = {"group": group, "where": where}
             rows += _rows("continuation.accuracy", label, study, condition, lengths, RANGES, at, published)
-    return Table("continuation.accuracy", f"Continuation: accuracy over ranges of loops ({where})", rows, NOTE)
+    return QuantityTable("continuation.accuracy", f"Continuation: accuracy over ranges of loops ({where})", rows, NOTE)
 
 
-def _by_backbone(study: _Study, where: str) -> Table:
+def _by_backbone(study: _Study, where: str) -> QuantityTable:
     rows = []
     for name, backbone in study.items():
         for group, lengths in GROUPS.items():
             at = {"backbone": name, "group": group, "where": where}
             label, alone = f"{name}, {group}", {name: backbone}
             rows += _rows("continuation.backbone", label, alone, STEERED, lengths, RANGES[:3], at)
-    return Table("continuation.backbone", f"Continuation: accuracy of J F by backbone ({where})", rows, NOTE)
+    return QuantityTable("continuation.backbone", f"Continuation: accuracy of J F by backbone ({where})", rows, NOTE)
 
 
-def _by_length(study: _Study, where: str) -> Table:
+def _by_length(study: _Study, where: str) -> QuantityTable:
     rows = []
     for length in range(1, 1 + population(where).nodes):
         for condition in (STEERED, HOLD):
             lengths, label = slice(length - 1, length), f"cycle of {length}, {condition}"
             at: At = {"cycle": length, "where": where}
             rows += _rows("continuation.cycle", label, study, condition, lengths, (INSIDE, BEYOND), at)
-    return Table("continuation.cycle", f"Continuation: accuracy by the cycle length of the start ({where})", rows, NOTE)
+    return QuantityTable(
+        "continuation.cycle", f"Continuation: accuracy by the cycle length of the start ({where})", rows, NOTE
+    )
 
 
-def _strict(study: _Study, where: str, paper: bool) -> Table:
+def _strict(study: _Study, where: str, paper: bool) -> QuantityTable:
     rows = []
     for condition, published in PAPER_STRICT.items():
         strict = _Strict.of(study, condition)
@@ -375,4 +377,4 @@ def _strict(study: _Study, where: str, paper: bool) -> Table:
                         "continuation.strict", label, estimate, n, beside, {**_at(condition, loops), "where": where}
                     )
                 )
-    return Table("continuation.strict", f"Continuation: strict accuracy ({where})", rows, STRICT_NOTE)
+    return QuantityTable("continuation.strict", f"Continuation: strict accuracy ({where})", rows, STRICT_NOTE)

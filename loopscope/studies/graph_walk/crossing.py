@@ -25,7 +25,7 @@ from torch import Tensor
 
 from loopscope.errors import InputError
 from loopscope.program import F, J, Program, Run
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.studies.graph_walk.counting import share, shares_by_fit
 from loopscope.studies.graph_walk.mechanism import ANSWER, WHOLE, crossing_runs, exchange
 from loopscope.studies.records import ModelFacts, Predictions
@@ -251,7 +251,7 @@ def head_of(predictions: Predictions, facts: ModelFacts) -> int:
     return choose_head(Answers.of(predictions, facts, _roles(predictions)[0]), facts.heads)[0]
 
 
-def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """The choice of the head; the pairs that count; pattern and output patches; steering patterns; restoration.
 
     Which head is tested follows from the discovery pairs alone.  `paper`: with the published numbers beside, for the
@@ -276,7 +276,7 @@ def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> 
         restoration(confirmation, head, facts.heads, published),
     ]
     return [
-        Table("crossing.choice", f"Choice of the head ({chosen_on})", choice, about),
+        QuantityTable("crossing.choice", f"Choice of the head ({chosen_on})", choice, about),
         *(replace(table, title=f"{table.title} ({tested_on})") for table in tested),
     ]
 
@@ -291,7 +291,7 @@ def _roles(predictions: Predictions) -> tuple[str, str]:
     return others[0], tested[0]
 
 
-def eligibility(answers: Answers, paper: bool = False) -> Table:
+def eligibility(answers: Answers, paper: bool = False) -> QuantityTable:
     """For every fit, the share of all pairs that is left after each condition: `crossing.pairs`."""
     everyone = torch.ones(1, len(answers.at.other), dtype=torch.bool)
     rows, chains = [], []
@@ -306,10 +306,10 @@ def eligibility(answers: Answers, paper: bool = False) -> Table:
             rows[-1] = replace(rows[-1], published=PAPER_ELIGIBLE[fit - 1])
         chains.append(f"fit {fit}: " + " -> ".join(f"{count:,}" for count in counts))
     note = f"Share of all pairs left, condition by condition.  {'; '.join(chains)}."
-    return Table("crossing.pairs", "Pairs that count", rows, note)
+    return QuantityTable("crossing.pairs", "Pairs that count", rows, note)
 
 
-def patches(answers: Answers, head: int, heads: int) -> Table:
+def patches(answers: Answers, head: int, heads: int) -> QuantityTable:
     """Where patterns and outputs of the giver lead: with the chosen head, also fit by fit, then with every head."""
     rows = []
     labels_alone = answers.at.distinct.expand(answers.fits, -1)
@@ -336,10 +336,10 @@ def patches(answers: Answers, head: int, heads: int) -> Table:
         for label in LABELS
     ]  # fmt: skip
     about = f"Over the pairs that count; {FITS}  Rows without a head are those of the chosen one, head {head}."
-    return Table("crossing.patches", "Pattern and output patches between graphs", rows, about)
+    return QuantityTable("crossing.patches", "Pattern and output patches between graphs", rows, about)
 
 
-def steering(answers: Answers, head: int, heads: int) -> Table:
+def steering(answers: Answers, head: int, heads: int) -> QuantityTable:
     """How often f(u) is answered when patterns move from the steered run into the unsteered one (J->0) and back."""
     id, walks = "crossing.steering", replace(answers.at.receiver, kept=answers.three)
     B = answers.at.labels[:, 0]
@@ -358,10 +358,10 @@ def steering(answers: Answers, head: int, heads: int) -> Table:
         "Answers f(u) over receivers with u, f(u), f^2(u) distinct; patterns of the second layer at ANSWER, all heads "
         f"unless one is named; the head chosen for patches is {head}; {FITS}"
     )
-    return Table("crossing.steering", "Steering patterns", rows, about)
+    return QuantityTable("crossing.steering", "Steering patterns", rows, about)
 
 
-def restoration(answers: Answers, head: int, heads: int, paper: bool = False) -> Table:
+def restoration(answers: Answers, head: int, heads: int, paper: bool = False) -> QuantityTable:
     """What queries of the shifted run break, and which clean head outputs repair it; all heads must repair all of it.
 
     The comparison head is the one after the chosen, the first after the last.
@@ -381,4 +381,4 @@ def restoration(answers: Answers, head: int, heads: int, paper: bool = False) ->
     about = (
         f"Broken with each fit: {counts}.  Selected: head {head}; comparison: head {(head + 1) % heads}.  {RESTORED}"
     )
-    return Table("crossing.restoration", "Restoration", rows, about)
+    return QuantityTable("crossing.restoration", "Restoration", rows, about)

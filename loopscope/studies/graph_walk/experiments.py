@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.studies.experiment import Cohort, Experiment, Pieces, Profile, everywhere
 from loopscope.studies.graph_walk import (
     composition,
@@ -137,12 +137,12 @@ def _measure_continuation(trained: TrainedModel, graphs: int | None = None) -> P
     }  # fmt: skip
 
 
-def _matched_together(records: Mapping[str, Record]) -> list[Table]:
+def _matched_together(records: Mapping[str, Record]) -> list[QuantityTable]:
     return matched_tables.tables(*apart(records))
 
 
-def _continued_together(records: Mapping[str, Record]) -> list[Table]:
-    found: list[Table] = []
+def _continued_together(records: Mapping[str, Record]) -> list[QuantityTable]:
+    found: list[QuantityTable] = []
     for where in (continuation.BROAD, continuation.WITHHELD):
         there = {name: record for name, record in records.items() if where in record.predictions}
         found += continuation_curves.tables(*apart(there), where) if there else []

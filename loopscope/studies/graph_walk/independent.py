@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int, Int16
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.stats import Estimate, Tally, cluster_bootstraps
 from loopscope.studies.graph_walk import composition
 from loopscope.studies.graph_walk.composition import (
@@ -189,15 +189,15 @@ def headline(counted: Counted) -> dict[str, Quantity]:
     return dict(zip(COLUMNS, (*counted.two(), counted.long(MIXED)[-1]), strict=True))
 
 
-def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """The pairs, and every call of each kind and control; the published backbones are others, so none stands beside."""
     result = []
     for where in predictions:
         counted = Counted.of(predictions, facts, where)
         pairs = [*counted.two(), *counted.two(second=False)]
-        result.append(Table("compose.two", f"Two calls ({where})", pairs, composition.NOTE))
+        result.append(QuantityTable("compose.two", f"Two calls ({where})", pairs, composition.NOTE))
         for kind, condition in (*((kind, EVERY) for kind in KINDS), *((MIXED, control) for control in CONTROLS)):
             part = kind if condition == EVERY else f"{kind}, {condition}"
             title = f"Eight calls, {part} ({where})"
-            result.append(Table("compose.long", title, counted.long(kind, condition), composition.NOTE))
+            result.append(QuantityTable("compose.long", title, counted.long(kind, condition), composition.NOTE))
     return result

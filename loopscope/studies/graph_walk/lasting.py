@@ -25,7 +25,7 @@ from torch import Tensor
 from loopscope.bounds import taken
 from loopscope.errors import InputError
 from loopscope.maps import AffineMap
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Tally, cluster_bootstrap_later
 from loopscope.studies.graph_walk.composition import COPY, EVERY, INDEPENDENT, PAPER_LONG, SO_FAR, long_strings, program
 from loopscope.studies.records import ModelFacts, Predictions
@@ -347,7 +347,7 @@ def _sizes(counted: Counted, family: str, kind: str) -> Float[Tensor, "fits d"]:
     return counted.found[f"{family} {kind} spectrum"].double().norm(dim=-1)
 
 
-def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """Accuracy of each family at `MARKS` by kind, the baseline, and what lasting costs at the first call.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -359,13 +359,13 @@ def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> 
             rows = [counted.row(family, kind, call, name) for name in ("right", "so far") for call in counted.marks]
             rows = rows if paper and where == INDEPENDENT else [replace(row, published=None) for row in rows]
             title = f"{counted.calls} calls, {family} maps, {kind} ({where})"
-            result.append(Table("lasting.call", title, rows, NOTE))
+            result.append(QuantityTable("lasting.call", title, rows, NOTE))
         for kind in dict.fromkeys(kind for _, kind in counted.measured):
             rows = [counted.copy_row(kind, call) for call in counted.marks]
-            result.append(Table("lasting.copy", f"{counted.calls} calls, {COPY}, {kind} ({where})", rows, NOTE))
+            result.append(QuantityTable("lasting.copy", f"{counted.calls} calls, {COPY}, {kind} ({where})", rows, NOTE))
         if rows := costs(counted):
             about = f"Paired differences at the first call.  {NOTE}"
-            result.append(Table("lasting.cost", f"What lasting costs at the first call ({where})", rows, about))
+            result.append(QuantityTable("lasting.cost", f"What lasting costs at the first call ({where})", rows, about))
     return result
 
 

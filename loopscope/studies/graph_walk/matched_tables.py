@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 from torch import Tensor
 
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Estimate, Tally, cluster_bootstrap_later, mean_sd, tally
 from loopscope.studies.graph_walk.matched import (
     ANSWERS,
@@ -83,7 +83,7 @@ def _enough(counts: Tally) -> bool:
 
 def tables(
     found: Mapping[str, Predictions], facts: Mapping[str, ModelFacts], where: str = WHERE, paper: bool = False
-) -> list[Table]:
+) -> list[QuantityTable]:
     """Everything that follows from the predictions of these backbones, both by name such as `matched-final-3`.
 
     `paper`: set the published means beside those of the two regimes.  Rows that need a map, a pair or a number of
@@ -99,7 +99,7 @@ def tables(
     return [table for table in made if table.rows]
 
 
-def _accuracy(study: Study, groups: _Groups, what: str, paper: bool = False) -> Table:
+def _accuracy(study: Study, groups: _Groups, what: str, paper: bool = False) -> QuantityTable:
     """At every condition the target, and without a map each of the three targets: `matched.accuracy`."""
     rows = []
     for group, members in groups.items():
@@ -111,17 +111,17 @@ def _accuracy(study: Study, groups: _Groups, what: str, paper: bool = False) -> 
                 rows += _answered("matched.accuracy", study, group, members, condition, answer, value)
     note = NOTE + PAPER_NOTE if paper else NOTE
     title = f"Matched supervision: target accuracy after one more call, {what}"
-    return Table("matched.accuracy", title, rows, note)
+    return QuantityTable("matched.accuracy", title, rows, note)
 
 
-def _answers(study: Study, groups: _Groups, what: str) -> Table:
+def _answers(study: Study, groups: _Groups, what: str) -> QuantityTable:
     """After one more call, how often each node is answered: `matched.answer`."""
     rows = []
     for group, members in groups.items():
         for condition in (UNSTEERED, *targets_of(members)):
             for answer in ANSWERS:
                 rows += _answered("matched.answer", study, group, members, condition, answer)
-    return Table("matched.answer", f"Matched supervision: which node is answered, {what}", rows, NOTE)
+    return QuantityTable("matched.answer", f"Matched supervision: which node is answered, {what}", rows, NOTE)
 
 
 def _answered(
@@ -138,7 +138,7 @@ def _answered(
     return _rows(id, f"{group}, {called(condition)}: {answer}", cases, study.at, at, published)
 
 
-def _fits(study: Study) -> Table:
+def _fits(study: Study) -> QuantityTable:
     rows = []
     for each in study.backbones:
         for target in targets_of([each]):
@@ -147,10 +147,10 @@ def _fits(study: Study) -> Table:
                 at: At = {"group": each.name, "condition": target, "fit": fit}
                 rows += _rows("matched.accuracy.fit", label, [case], study.at, at)
     title = "Matched supervision: target accuracy of every fit"
-    return Table("matched.accuracy.fit", title, rows, "95 % intervals over graphs.")
+    return QuantityTable("matched.accuracy.fit", title, rows, "95 % intervals over graphs.")
 
 
-def _before(study: Study) -> Table:
+def _before(study: Study) -> QuantityTable:
     """What is read before F: `matched.before`; and of what is right after F, how much: `matched.before.right`."""
     rows = []
     for group, members in (study.regimes | study.singles).items():
@@ -163,10 +163,10 @@ def _before(study: Study) -> Table:
             both = list(zip(before, after, strict=True))
             rows += _rows("matched.before.right", f"{label}: right after F, and before", both, study.at, at)
     note = f"The second kind of row counts only answers that are right after F, of all fits together.  {NOTE}"
-    return Table("matched.before", "Matched supervision: what J alone reads out", rows, note)
+    return QuantityTable("matched.before", "Matched supervision: what J alone reads out", rows, note)
 
 
-def _cycles(study: Study) -> Table:
+def _cycles(study: Study) -> QuantityTable:
     """By regime only: ten backbones, three maps and eight lengths would be no table any more."""
     rows = []
     for regime, members in study.regimes.items():
@@ -178,10 +178,10 @@ def _cycles(study: Study) -> Table:
                 at: At = {"group": regime, "condition": target, "cycle": length}
                 rows += _rows("matched.cycle", label, cases, study.at, at)
     title = "Matched supervision: target accuracy by the cycle length of the start"
-    return Table("matched.cycle", title, rows, NOTE)
+    return QuantityTable("matched.cycle", title, rows, NOTE)
 
 
-def _copying(study: Study) -> Table:
+def _copying(study: Study) -> QuantityTable:
     """Where the start is not the target: how often it is answered, and how often the target is."""
     rows = []
     at = study.at
@@ -195,10 +195,10 @@ def _copying(study: Study) -> Table:
             for which, (words, cases) in asked.items():
                 label = f"{group}, {called(target)}: {words}, where s is wrong"
                 rows += _rows(f"matched.elsewhere.{which}", label, cases, at, {"group": group, "condition": target})
-    return Table("matched.elsewhere", "Matched supervision: is the start copied?", rows, NOTE)
+    return QuantityTable("matched.elsewhere", "Matched supervision: is the start copied?", rows, NOTE)
 
 
-def _baselines(study: Study) -> Table:
+def _baselines(study: Study) -> QuantityTable:
     """How often s or u is the target: what answering it would score, whatever the backbone."""
     id, rows = "matched.baseline", []
     at = study.at
@@ -217,10 +217,10 @@ def _baselines(study: Study) -> Table:
     note = (
         "95 % intervals over graphs; within one cycle length copying is always right or never.  No model is involved."
     )
-    return Table(id, "Matched supervision: baselines that copy", rows, note)
+    return QuantityTable(id, "Matched supervision: baselines that copy", rows, note)
 
 
-def _longer(study: Study) -> Table:
+def _longer(study: Study) -> QuantityTable:
     """Every map that was fitted for longer beside the one that was not: after F, before it, and within its pair.
 
     A fit is compared with the longer fit of the same number, so that ids are those of other tables after
@@ -247,7 +247,7 @@ def _longer(study: Study) -> Table:
         label = f"{FINAL} - {STEPWISE}, seed {pair.seed}, {called(pair.target)}"
         rows.append(pair.quantity(f"{id}.gap", label))
     note = "The same fits; differences paired; 95 % intervals over graphs.  Before F: what J alone reads out."
-    return Table(id, "Matched supervision: what a longer fit adds", rows, note)
+    return QuantityTable(id, "Matched supervision: what a longer fit adds", rows, note)
 
 
 def _as_many(each: Backbone) -> Backbone:
@@ -306,7 +306,7 @@ def _difference(a: Bool[Tensor, "fits n"], b: Bool[Tensor, "others n"], at: Walk
     return cluster_bootstrap_later(*counts, seed=SEED)
 
 
-def _gaps(found: Sequence[Pair]) -> Table:
+def _gaps(found: Sequence[Pair]) -> QuantityTable:
     rows = []
     for target in HOPS:
         same = [pair for pair in found if pair.target == target]
@@ -316,4 +316,4 @@ def _gaps(found: Sequence[Pair]) -> Table:
             rows.append(Quantity("matched.gap.mean", label, mean, same[0].n, None, at))
         rows += [pair.quantity("matched.gap", f"{called(target)}, seed {pair.seed}") for pair in same]
     note = "Final-only minus stepwise.  A mean has one sample SD to either side, a pair a 95 % interval over graphs."
-    return Table("matched.gap", "Matched supervision: the gap within each pair", rows, note)
+    return QuantityTable("matched.gap", "Matched supervision: the gap within each pair", rows, note)

@@ -24,7 +24,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from loopscope.program import Program
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.studies.graph_walk.counting import distribution, node, share, shares_by_fit
 from loopscope.studies.graph_walk.mechanism import ANSWER, LAYER, exchange, extra_call
 from loopscope.studies.records import ModelFacts, Predictions
@@ -166,7 +166,7 @@ def _targets(found: Mapping[str, UInt8[Tensor, " n"]]) -> list[str]:
     return sorted(names, key=lambda name: HOPS[name])
 
 
-def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """For each giver and receiver, the answers of the clean and of every patched run; then all subsets of heads.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -197,7 +197,7 @@ def switched(
     return [*rows, share(f"{id}.gain", f"{name}, minus clean", hits, walks, at, minus=clean)]
 
 
-def _direction(answers: Answers, giver: str, receiver: str, where: str, paper: Sequence[float]) -> Table:
+def _direction(answers: Answers, giver: str, receiver: str, where: str, paper: Sequence[float]) -> QuantityTable:
     rows, at = switched(answers, giver, receiver, paper, where), {"giver": giver, "receiver": receiver, "where": where}
     if RAW not in (giver, receiver):
         hits = answers.patched(giver, receiver, AT_ANSWER) == answers.at.ahead(HOPS[giver])
@@ -211,10 +211,10 @@ def _direction(answers: Answers, giver: str, receiver: str, where: str, paper: S
             rows += distribution("switching.part", given, answers.walks(given), range(3), there, label=label)
     goals = f"The giver's target is {node(HOPS[giver])}, the receiver's own {node(HOPS[receiver])}"
     title = f"Target switching, {giver} -> {receiver} ({where})"
-    return Table("switching.direction", title, rows, f"{goals}.  {SCOPE}")
+    return QuantityTable("switching.direction", title, rows, f"{goals}.  {SCOPE}")
 
 
-def _head_subsets(answers: Answers, giver: str, receiver: str, where: str, heads: int) -> Table:
+def _head_subsets(answers: Answers, giver: str, receiver: str, where: str, heads: int) -> QuantityTable:
     """`switching.heads` at `heads`, such as "0 2", and `target`: the giver's or the receiver's own."""
     rows, at = [], {"giver": giver, "receiver": receiver, "where": where}
     for chosen in subsets(heads):
@@ -223,4 +223,4 @@ def _head_subsets(answers: Answers, giver: str, receiver: str, where: str, heads
             hits, there = given == answers.at.ahead(HOPS[run_name]), {"heads": those, "target": role} | at
             rows.append(share("switching.heads", f"heads {those}: {words}", hits, answers.at, there))
     title = f"Patterns of some heads of layer 2, {giver} -> {receiver} ({where})"
-    return Table("switching.heads", title, rows, SCOPE)
+    return QuantityTable("switching.heads", title, rows, SCOPE)

@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from loopscope.program import F, J
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.studies.graph_walk.counting import distribution, share
 from loopscope.studies.records import ModelFacts, Predictions
 from loopscope.studies.trained import TrainedModel, Walks, instances, walks
@@ -49,7 +49,7 @@ def measure(trained: TrainedModel, where: str = WHERE, targets: tuple[str, ...] 
 # ---- analysis --------------------------------------------------------------------------------------------------------
 
 
-def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """For each condition, how often u, f(u), f^2(u) or another node is answered: `targets.answer`.
 
     `paper`: with the published numbers beside, for the backbone that stands for the published one.
@@ -62,7 +62,7 @@ def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> 
             at = {"map": steered, "read": read, "where": where}
             rows = distribution("targets.answer", fits, walks, range(3), at, published=known)
             called = steered if read == AFTER_F else f"{steered} {read}"
-            result.append(Table("targets.answers", f"Answers, {called} ({where})", rows, NOTE))
+            result.append(QuantityTable("targets.answers", f"Answers, {called} ({where})", rows, NOTE))
     return result
 
 

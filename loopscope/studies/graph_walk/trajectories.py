@@ -28,7 +28,7 @@ from loopscope.execute.traces import Trace
 from loopscope.pieces import pieces_of
 from loopscope.program import F
 from loopscope.protocol import LoopedModel
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.studies.graph_walk.counting import share
 from loopscope.studies.records import ModelFacts, Predictions
 from loopscope.studies.trained import TrainedModel, Walks, first_graphs, instances, walks
@@ -325,7 +325,7 @@ def walk_of(predictions: Predictions, facts: ModelFacts, rings: str = "rings") -
     return trajectory(predictions[rings][NATIVE], facts.loops, rings, facts.depth)
 
 
-def tables(predictions: Predictions, facts: ModelFacts, rings: str = "rings") -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, rings: str = "rings") -> list[QuantityTable]:
     """Accuracy at the last trained loop and at the last one; each loop's mode; the steps inside calls, where read."""
     found = predictions[rings]
     native = found[NATIVE]
@@ -335,18 +335,18 @@ def tables(predictions: Predictions, facts: ModelFacts, rings: str = "rings") ->
     return tables
 
 
-def _accuracies(native: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> Table:
+def _accuracies(native: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> QuantityTable:
     right, at = _right(native, rings, facts.depth), _walks(native, facts, rings)
     rows = [
         share(f"native.{name}", f"{name}, loop {loop}", right[loop], at, {"loop": loop})
         for name, loop in (("endpoint", facts.loops), ("retained", len(native) - 1))
     ]
-    return Table(
+    return QuantityTable(
         "native.accuracy", "Right answers of native loops", rows, "All graphs and starts; graphs are resampled."
     )
 
 
-def _modes(native: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> Table:
+def _modes(native: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> QuantityTable:
     """Trained loops only; a tie has no row."""
     places, at = positions(native[: facts.loops + 1], rings), _walks(native, facts, rings)
     rows = [
@@ -357,12 +357,12 @@ def _modes(native: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> T
         if mode is not None
     ]
     note = "Share of all graphs and starts that read it; ties left out."
-    return Table("native.modes", "The position read most often", rows, note)
+    return QuantityTable("native.modes", "The position read most often", rows, note)
 
 
 def _steps_inside(
     native: UInt8[Tensor, "reads n"], layers: UInt8[Tensor, "loops sublayers few"], facts: ModelFacts, rings: str
-) -> Table:
+) -> QuantityTable:
     """Up to the first loop after training; a call that changes the reading on fewer than two graphs has no rows."""
     native = native[:, : layers.shape[-1]]
     at, names = _walks(native, facts, rings), sublayers(layers.shape[1] // 2)
@@ -378,7 +378,7 @@ def _steps_inside(
         "Among instances whose reading the call changes: the share that already reads the new node after this "
         f"sublayer; {at.many} graphs, which are resampled."
     )
-    return Table("native.inside", "Where in a call the reading changes", rows, note)
+    return QuantityTable("native.inside", "Where in a call the reading changes", rows, note)
 
 
 def _walks(nodes_read: UInt8[Tensor, "reads n"], facts: ModelFacts, rings: str) -> Walks:

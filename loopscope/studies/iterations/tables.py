@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from loopscope.measure.replies import as_texts
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.stats import wilson
 from loopscope.store.files import damaged
 from loopscope.studies.iterations.tests import REPLIES, STARTS, branches, requests
@@ -79,7 +79,7 @@ def _right(scores: Sequence[tuple[Request, Score]], kept: Callable[[Request], bo
     return np.array([each.parsed if parsed else each.whole for request, each in scores if kept(request)])
 
 
-def iteration_tables(record: Record) -> list[Table]:
+def iteration_tables(record: Record) -> list[QuantityTable]:
     """The tables of a record of iterations, from held-out and from trained starts, the published numbers beside ours.
 
     DamagedError for a record that lacks replies from one of them.
@@ -92,7 +92,7 @@ def iteration_tables(record: Record) -> list[Table]:
     return [table for split, note in notes.items() for table in _from_starts(record, split, note)]
 
 
-def _from_starts(record: Record, split: str, note: str) -> list[Table]:
+def _from_starts(record: Record, split: str, note: str) -> list[QuantityTable]:
     """Whole and parsed answers to requests from the starts of a split, and what is right without iterating on."""
     whole, parsed = [], []
     scores = {branch: scored(record, split, branch) for branch in branches()}
@@ -113,9 +113,9 @@ def _from_starts(record: Record, split: str, note: str) -> list[Table]:
         zero.append(Quantity("iterations.baseline", label, wilson(right, of, unit="request"), of, at=at))
     starts = "Iterations" if split == "test" else f"Iterations from {STARTS[split]}"
     return [
-        Table("iterations.whole", f"{starts}: whole answers", whole, note),
-        Table("iterations.parsed", f"{starts}: parsed answers", parsed),
-        Table("iterations.baseline", f"{starts}: long requests that are right without iterating on", zero),
+        QuantityTable("iterations.whole", f"{starts}: whole answers", whole, note),
+        QuantityTable("iterations.parsed", f"{starts}: parsed answers", parsed),
+        QuantityTable("iterations.baseline", f"{starts}: long requests that are right without iterating on", zero),
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from loopscope.log import Log
 from loopscope.models.passes import Boundary
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.store.store import Store
 from loopscope.studies.language.records import SteeredModel
 from loopscope.studies.records import LayoutOf, Record
@@ -72,7 +72,7 @@ class LanguageExperiment:
     measure: Callable[[SteeredModel, Store, Arm, Amount, Log], Iterable[Record]]
     check: Callable[[Amount], object]
     layout: LayoutOf
-    tables: Callable[[Record], list[Table]]
+    tables: Callable[[Record], list[QuantityTable]]
     asked: Callable[[Record], Asked]
 
     @property

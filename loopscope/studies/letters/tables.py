@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from loopscope.measure.replies import answers_name
-from loopscope.quantity import Coordinate, Quantity, Table
+from loopscope.quantity import Coordinate, Quantity, QuantityTable
 from loopscope.stats import sign_test, wilson
 from loopscope.studies.language.shares import Right, by_depth, difference, share
 from loopscope.studies.letters import walks as letter_walks
@@ -97,13 +97,13 @@ def _of_pairs(count: int | None) -> float | None:
     return None if count is None else count / PAPER_PAIRS
 
 
-def _steering(record: Record) -> list[Table]:
+def _steering(record: Record) -> list[QuantityTable]:
     rows = []
     for name in in_order(STEERING, record.predictions[STEERING]):
         right, paper = gives(record, STEERING, name), _of_pairs(PAPER_STEERING.get(name))
         rows.append(share("letters.steering", name, right, {"condition": name}, paper))
     note = _agreement(record, STEERING) + _errors(record)
-    tables = [Table("letters.steering", "Letters, steering: right answers", rows, note)]
+    tables = [QuantityTable("letters.steering", "Letters, steering: right answers", rows, note)]
     if "rescue" in record.predictions[STEERING]:
         steered, rescue = (gives(record, STEERING, name) for name in ("steered", "rescue"))
         p = sign_test(int((steered & ~rescue).sum()), int((rescue & ~steered).sum()))
@@ -115,7 +115,9 @@ def _steering(record: Record) -> list[Table]:
             f"Paired; right only when steered {int((steered & ~rescue).sum())}, only when patched "
             f"{int((rescue & ~steered).sum())}, sign test p = {p:.2g}."
         )
-        tables.append(Table("letters.steering.difference", "Letters, steering: what the pattern leaves", [gap], note))
+        tables.append(
+            QuantityTable("letters.steering.difference", "Letters, steering: what the pattern leaves", [gap], note)
+        )
     if f"{STEERING}{BY_LOOP}" in record.predictions:
         tables.append(_along(record))
         if len(record.settings.get("patched", ())) > 1:
@@ -123,17 +125,17 @@ def _steering(record: Record) -> list[Table]:
     return tables
 
 
-def _ahead(record: Record) -> Table:
+def _ahead(record: Record) -> QuantityTable:
     said = record.predictions[f"{STEERING}{BY_LOOP}"]
     ahead = (said["wrong loop"][:, :-1] == said["steered"][:, 1:]).numpy()
     rows = [
         share("letters.steering.ahead", f"loop {loop}", right, {"loop": loop}) for loop, right in enumerate(ahead.T, 1)
     ]
     note = "Whether the run with the next loop's patterns names, after each loop, whom the steered run names after it."
-    return Table("letters.steering.ahead", "Letters, steering: the wrong loop, a loop ahead", rows, note)
+    return QuantityTable("letters.steering.ahead", "Letters, steering: the wrong loop, a loop ahead", rows, note)
 
 
-def _along(record: Record) -> Table:
+def _along(record: Record) -> QuantityTable:
     said = record.predictions[f"{STEERING}{BY_LOOP}"]
     rows = []
     for name in in_order(STEERING, said):
@@ -144,10 +146,10 @@ def _along(record: Record) -> Table:
                 for loop, right in enumerate(same.T, 1)
             ]
     note = "Whether a run names, after each loop, whom the steered run names there."
-    return Table("letters.steering.along", "Letters, steering: as the steered run, by loop", rows, note)
+    return QuantityTable("letters.steering.along", "Letters, steering: as the steered run, by loop", rows, note)
 
 
-def _content(record: Record) -> list[Table]:
+def _content(record: Record) -> list[QuantityTable]:
     rows = []
     for name in in_order(CONTENT, record.predictions[CONTENT]):
         for place, which in enumerate("BDE"):
@@ -158,7 +160,7 @@ def _content(record: Record) -> list[Table]:
         "B is the receiving run's own answer, D the donor's, E the donor's last transfer by the receiver's rules. "
         f"{_agreement(record, CONTENT)}{_errors(record)}"
     )
-    tables = [Table("letters.content", "Letters, pattern against output: what is answered", rows, note)]
+    tables = [QuantityTable("letters.content", "Letters, pattern against output: what is answered", rows, note)]
     if "pattern" in record.predictions[CONTENT]:
         gaps = []
         for one, other, which, paper in (("pattern", "output", "E", 175), ("output", "pattern", "D", 240)):
@@ -166,12 +168,14 @@ def _content(record: Record) -> list[Table]:
             at = {"condition": one, "minus": other, "answer": which}
             label = f"{one} - {other}: {which}"
             gaps.append(Quantity("letters.content.difference", label, value, value.n, paper / PAPER_PAIRS, at))
-        tables.append(Table("letters.content.difference", "Letters, pattern against output: paired differences", gaps))
+        tables.append(
+            QuantityTable("letters.content.difference", "Letters, pattern against output: paired differences", gaps)
+        )
         tables.append(_short(record))
     return tables
 
 
-def _short(record: Record) -> Table:
+def _short(record: Record) -> QuantityTable:
     rows = []
     for name in in_order(CONTENT, record.predictions[CONTENT]):
         for run, which in (("receiver", "before_B"), ("donor", "before_D")):
@@ -181,10 +185,10 @@ def _short(record: Record) -> Table:
         "Who has the letter before a run's last transfer: named where that transfer is not made. The donor's last but "
         "one can be B."
     )
-    return Table("letters.content.short", "Letters, pattern against output: one transfer short", rows, note)
+    return QuantityTable("letters.content.short", "Letters, pattern against output: one transfer short", rows, note)
 
 
-def _restoration(record: Record) -> list[Table]:
+def _restoration(record: Record) -> list[QuantityTable]:
     rows, mended = [], []
     there = in_order(RESTORATION, record.predictions[RESTORATION])
     for name in there:
@@ -198,10 +202,10 @@ def _restoration(record: Record) -> list[Table]:
                     share("letters.restoration.repaired", name, again, _restored_at(name), PAPER_REPAIRED.get(name))
                 )
     note = _agreement(record, RESTORATION) + _errors(record)
-    tables = [Table("letters.restoration", "Letters, restoration: right answers", rows, note)]
+    tables = [QuantityTable("letters.restoration", "Letters, restoration: right answers", rows, note)]
     if mended:
         tables.append(
-            Table(
+            QuantityTable(
                 "letters.restoration.repaired",
                 "Letters, restoration: repaired of those broken by other queries",
                 mended,
@@ -237,13 +241,13 @@ def answered(record: Record, template: int, steered: bool, k: int) -> UInt8[np.n
     return said[:, -1] if steered else said[:, min(said.shape[1], letter_walks.TRAINED_DEPTH) - 1]
 
 
-def _walks(record: Record) -> list[Table]:
+def _walks(record: Record) -> list[QuantityTable]:
     rows = by_depth(
         "letters.walks", PAPER_WALKS, PAPER_GRAPHS, "graph", letter_walks.TEMPLATES, letter_walks.LONGEST,
         lambda template, steered, k: answered(record, template, steered, k) == k,
     )  # fmt: skip
     note = "First tokens; with J after the last loop, without it after as many as backbones are trained in, at most."
-    tables = [Table("letters.walks", "Letters, walks: right answers", rows, note)]
+    tables = [QuantityTable("letters.walks", "Letters, walks: right answers", rows, note)]
     for steered in (False, True):
         cells = []
         for k, loop in product(range(1, letter_walks.LONGEST + 1), range(1, record.facts.loops + 1)):
@@ -256,15 +260,15 @@ def _walks(record: Record) -> list[Table]:
             )
         how = "with J" if steered else "without J"
         note = "Whom each loop would name most often: the person who has the letter after so many transfers."
-        tables.append(Table("letters.walks.loops", f"Letters, walks: what loops say, {how}", cells, note))
+        tables.append(QuantityTable("letters.walks.loops", f"Letters, walks: what loops say, {how}", cells, note))
     return tables
 
 
-def _heads(record: Record) -> list[Table]:
+def _heads(record: Record) -> list[QuantityTable]:
     found = selection_of(record)
     if found is None:
         return [
-            Table(
+            QuantityTable(
                 "letters.heads",
                 "Letters, heads",
                 [],
@@ -279,7 +283,7 @@ def _heads(record: Record) -> list[Table]:
     steered = Quantity("letters.heads", "steered", right, found.pairs, at={"condition": "steered"})
     last = found.tried[-1]
     return [
-        Table(
+        QuantityTable(
             "letters.heads",
             "Letters, heads: discovery",
             [steered],
@@ -288,11 +292,11 @@ def _heads(record: Record) -> list[Table]:
     ]
 
 
-_PARTS: Mapping[str, Callable[[Record], list[Table]]] = {
+_PARTS: Mapping[str, Callable[[Record], list[QuantityTable]]] = {
     letter_walks.WALKS: _walks, HEADS: _heads, STEERING: _steering, CONTENT: _content, RESTORATION: _restoration
 }  # fmt: skip
 
 
-def letter_tables(record: Record) -> list[Table]:
+def letter_tables(record: Record) -> list[QuantityTable]:
     """The tables of a record of the letter walk, the published numbers beside ours."""
     return [table for part, make in _PARTS.items() if part in record.predictions for table in make(record)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from loopscope.errors import InputError
 from loopscope.model import LoopedTransformer
 from loopscope.protocol import TokenMap
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Estimate, wilson
 from loopscope.studies.parity.counts import CONDITIONS, FAR, REACH, Counts, right_strings
 from loopscope.studies.records import percent
@@ -141,7 +141,7 @@ def _counted(counts: Counts, length: int, condition: str, strings: int) -> Score
     return Score(int(right[REACH]), size, float(right.double().mean()) / size)
 
 
-def table(exact: Counts, counts: Counts | None = None) -> Table:
+def table(exact: Counts, counts: Counts | None = None) -> QuantityTable:
     """Both precisions side by side: `parity.precision`."""
     rows = []
     for each in compared(exact, counts):
@@ -150,7 +150,7 @@ def table(exact: Counts, counts: Counts | None = None) -> Table:
                 label = f"{each.length} bits, {each.condition}, {precision}"
                 at: At = {"length": each.length, "condition": each.condition, "precision": precision}
                 rows.append(Quantity("parity.precision", label, scored.share, scored.strings, None, at))
-    return Table("parity.precision", "Beyond 500 bits: fp32 beside fp16", rows, NOTE)
+    return QuantityTable("parity.precision", "Beyond 500 bits: fp32 beside fp16", rows, NOTE)
 
 
 def in_words(exact: Counts, counts: Counts | None = None) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from loopscope.bounds import shown
 from loopscope.maps import AffineMap
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.studies.experiment import Cohort, Experiment, Pieces, Profile
 from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.parity import counts, exact, lengths, timing
@@ -104,7 +104,7 @@ def _staged(trained: TrainedModel) -> AffineMap | None:
     return next(iter(trained.maps.get("parity-staged", [])), None)
 
 
-def _tables(found: Predictions, facts: ModelFacts, paper: bool) -> list[Table]:
+def _tables(found: Predictions, facts: ModelFacts, paper: bool) -> list[QuantityTable]:
     return timing.tables(found, int(facts.name.rpartition("-")[2]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from loopscope.quantity import At, Quantity, Table, every, of_tables
+from loopscope.quantity import At, Quantity, QuantityTable, every, of_tables
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence, scale, split
@@ -68,7 +68,7 @@ def parity_section(evidence: Evidence) -> Section | None:
         *_slips(lying),
     ]
     beside = [_exactly(name, records[name], each) for name, each in exact.items()]
-    tables: list[Table | Grid] = [_at_n(made), *beside, _drift(lying), *_exits(made)]
+    tables: list[QuantityTable | Grid] = [_at_n(made), *beside, _drift(lying), *_exits(made)]
     more = [table.under(name) for name, each in made.items() for table in each]
     return Section(
         PARITY, "Parity", EXPERIMENTS[PARITY].question, text, figures,
@@ -98,7 +98,7 @@ def _in_fp32(record: Record, exact: Record) -> str:
     return parity_exact.in_words(exact.predictions, record.predictions)
 
 
-def _exactly(name: str, record: Record, exact: Record) -> Table:
+def _exactly(name: str, record: Record, exact: Record) -> QuantityTable:
     return parity_exact.table(exact.predictions, record.predictions).under(name)
 
 
@@ -140,7 +140,7 @@ def _heat(records: Mapping[str, Record]) -> list[Figure]:
     return [loop_maps("parity-heat", title, caption, panels, int(STAGED[1]), ENLARGED)] if panels else []
 
 
-def _at_n(made: Mapping[str, Sequence[Table]]) -> Grid:
+def _at_n(made: Mapping[str, Sequence[QuantityTable]]) -> Grid:
     lines = {
         name: {
             f"{row.at['first']}-{row.at['last']}, {row.at['condition']}": row
@@ -159,7 +159,7 @@ def _timings(record: Record) -> list[parity_timing.Timing]:
     return [] if there is None else parity_timing.timings(record.predictions, split(record.facts.name)[1])
 
 
-def _drift(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> Table:
+def _drift(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> QuantityTable:
     rows = []
     for name, found in timings.items():
         for each in found:
@@ -176,7 +176,7 @@ def _drift(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> Table:
         "neighbouring lengths are resampled; n counts lengths."
     )
     first, last = parity_timing.FITTED
-    return Table("parity.drift", f"Where right answers lie: drift over lengths {first}-{last}", rows, note)
+    return QuantityTable("parity.drift", f"Where right answers lie: drift over lengths {first}-{last}", rows, note)
 
 
 def _nowhere(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
@@ -203,7 +203,7 @@ def _slips(timings: Mapping[str, Sequence[parity_timing.Timing]]) -> list[str]:
     return [f"{text} {'; '.join(said)}."] if said else []
 
 
-def _exits(made: Mapping[str, Sequence[Table]]) -> list[Grid]:
+def _exits(made: Mapping[str, Sequence[QuantityTable]]) -> list[Grid]:
     """What other loops than t = n give, a line for each backbone."""
     grids: dict[str, dict[str, dict[str, Quantity]]] = {}
     for name, tables in made.items():

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Estimate, Line
 from loopscope.studies.parity.counts import FAR, NATIVE, NEAR, REACH, WITH_J, Counts
 from loopscope.studies.parity.lengths import (
@@ -232,7 +232,7 @@ def _at(
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def tables(counts: Counts, backbone: int | None = None) -> list[Table]:
+def tables(counts: Counts, backbone: int | None = None) -> list[QuantityTable]:
     """Accuracy at t = n in each range of lengths, then what other loops give; ranges not measured are left out.
 
     `backbone`: the published one whose numbers stand beside.  Notes say which lengths were measured.
@@ -243,7 +243,7 @@ def tables(counts: Counts, backbone: int | None = None) -> list[Table]:
         if band is not None:
             rows = list(at_exit(counts, first, last, backbone).values())
             note = f"{band.measured}; {RESAMPLED}."
-            found.append(Table("parity.exit", f"Right at t = n, lengths {first}-{last}", rows, note))
+            found.append(QuantityTable("parity.exit", f"Right at t = n, lengths {first}-{last}", rows, note))
     first, last = FITTED
     middle = (first + last) // 2
     ranges = ((FITTED, NEAR, FITTED), ((first, middle), NEAR, (middle + 1, last)), (FITTED, FAR, LIMIT))
@@ -253,5 +253,5 @@ def tables(counts: Counts, backbone: int | None = None) -> list[Table]:
             title = f"Computation or timing? Lengths {tested[0]}-{tested[1]}, lines of {fitted[0]}-{fitted[1]}"
             note = f"{test.measured}; {SCORED}; {RESAMPLED}."
             at = dict(zip(("first", "last", "fitted_first", "fitted_last"), (*tested, *fitted), strict=True))
-            found.append(Table("parity.loop", title, exits(fit, test, at), note))
+            found.append(QuantityTable("parity.loop", title, exits(fit, test, at), note))
     return found

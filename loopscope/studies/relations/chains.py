@@ -23,7 +23,7 @@ from loopscope.errors import InputError
 from loopscope.execute.executor import run
 from loopscope.program import F, J, Program
 from loopscope.protocol import LoopedModel, TokenMap
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Estimate, Tally, cluster_bootstrap_later, mean_sd, wilson
 from loopscope.studies.records import Predictions
 from loopscope.tasks import relations
@@ -224,7 +224,7 @@ def _fits(found: Mapping[str, Tensor]) -> list[str]:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def tables(predictions: Predictions, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, paper: bool = False) -> list[QuantityTable]:
     """By range, by length, by fit and, where there are several, by check; `paper`: with the published numbers beside.
 
     Ranges of which nothing was measured have no rows.
@@ -234,7 +234,7 @@ def tables(predictions: Predictions, paper: bool = False) -> list[Table]:
     return [by_range(seen, paper), *by_length(seen, paper), by_fit(seen), *checks]
 
 
-def by_range(seen: Outcomes, paper: bool = False) -> Table:
+def by_range(seen: Outcomes, paper: bool = False) -> QuantityTable:
     """The share of right answers in each range, and how much a map adds (paired)."""
     rows = []
     for name in _measured(seen):
@@ -243,10 +243,10 @@ def by_range(seen: Outcomes, paper: bool = False) -> Table:
     fits = len(seen.steered)
     mean = "one fit" if fits == 1 else f"mean of {fits} fits"
     note = f"Lengths count alike; {mean}; queries resampled.  {seen.size}."
-    return Table("chains.range", "Right answers by range of lengths", rows, note)
+    return QuantityTable("chains.range", "Right answers by range of lengths", rows, note)
 
 
-def by_length(seen: Outcomes, paper: bool = False) -> list[Table]:
+def by_length(seen: Outcomes, paper: bool = False) -> list[QuantityTable]:
     """The share of right answers at each length, a table for each condition."""
     result = []
     for condition, hits in seen.conditions.items():
@@ -260,11 +260,11 @@ def by_length(seen: Outcomes, paper: bool = False) -> list[Table]:
         ]  # fmt: skip
         interval = "Wilson intervals" if len(hits) == 1 else f"mean of {len(hits)} fits; queries resampled"
         title = f"Right answers by length, {condition}"
-        result.append(Table("chains.length", title, rows, f"{interval}.  {seen.size}."))
+        result.append(QuantityTable("chains.length", title, rows, f"{interval}.  {seen.size}."))
     return result
 
 
-def by_fit(seen: Outcomes) -> Table:
+def by_fit(seen: Outcomes) -> QuantityTable:
     """The last map of each fit, and, from two fits on, their mean with one sample SD to either side."""
     final, rows = seen.conditions[FINAL], []
     for name in _measured(seen):
@@ -282,10 +282,10 @@ def by_fit(seen: Outcomes) -> Table:
             at: At = {"lengths": name}
             rows.append(Quantity("chains.fit.mean", f"{name}, all fits", spread, hits[0].numel(), None, at))
     note = f"Each fit: queries resampled; all fits: mean ± SD over fits.  {seen.size}."
-    return Table("chains.fit", "Spread over fits, right answers with the last map", rows, note)
+    return QuantityTable("chains.fit", "Spread over fits, right answers with the last map", rows, note)
 
 
-def by_check(seen: Outcomes, last: int = LAST) -> Table:
+def by_check(seen: Outcomes, last: int = LAST) -> QuantityTable:
     """For each fit, the mean over the last checks of the continuation, from the lowest of them to the highest."""
     ranges = {name: RANGES[name] for name in _measured(seen) if name != "1-3"}
     if NOISY in seen.lengths:
@@ -302,7 +302,7 @@ def by_check(seen: Outcomes, last: int = LAST) -> Table:
         f"Mean over the last {len(checks)} checks, no interval but the lowest and the highest of them.  "
         f"The reference study's fit went from 13 to 65 % at length {NOISY} (128 queries, ten checks).  {seen.size}."
     )
-    return Table("chains.check", "Spread over the last checks of the continuation", rows, note)
+    return QuantityTable("chains.check", "Spread over the last checks of the continuation", rows, note)
 
 
 def share(seen: Outcomes, name: str, condition: str, *, minus: str | None = None, paper: bool = False) -> Quantity:

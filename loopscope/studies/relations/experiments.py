@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from loopscope.bounds import shown
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.studies.experiment import Cohort, Experiment, Profile
 from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.records import ModelFacts, Predictions, Record
@@ -69,7 +69,7 @@ def _measure_chains(trained: TrainedModel, **queries: Any) -> Predictions:
     return chains.measure(trained.model, fits, **queries)
 
 
-def _tables(found: Predictions, facts: ModelFacts, paper: bool) -> list[Table]:
+def _tables(found: Predictions, facts: ModelFacts, paper: bool) -> list[QuantityTable]:
     return chains.tables(found, paper=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loopscope.quantity import Table, every, of_tables
+from loopscope.quantity import QuantityTable, every, of_tables
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
 from loopscope.studies.records import Record
@@ -42,7 +42,7 @@ def chains_section(evidence: Evidence) -> Section | None:
     )  # fmt: skip
 
 
-def _by_chain(record: Record, tables: Sequence[Table]) -> Figure:
+def _by_chain(record: Record, tables: Sequence[QuantityTable]) -> Figure:
     lines = []
     for condition in chains.CONDITIONS:
         if rows := every(of_tables(tables), "chains.length", condition=condition):

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from loopscope.errors import InputError, nearest
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.studies import records
 
 HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
@@ -82,7 +82,7 @@ class Listing:
     head: str = "backbone"
 
 
-Tabled = Table | Grid | Listing
+Tabled = QuantityTable | Grid | Listing
 
 
 @dataclass(frozen=True)

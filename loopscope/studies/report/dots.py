@@ -22,7 +22,7 @@ from loopscope.plot.canvas import (
     percent_axis,
 )
 from loopscope.plot.cells import dot
-from loopscope.quantity import Table
+from loopscope.quantity import QuantityTable
 from loopscope.stats import Estimate
 from loopscope.studies.report.contents import Figure, percent
 from loopscope.studies.report.drawing import draw
@@ -39,7 +39,7 @@ class Spot:
     paper: float | None = None
 
 
-def rates(name: str, title: str, caption: str, tables: Sequence[Table]) -> Figure:
+def rates(name: str, title: str, caption: str, tables: Sequence[QuantityTable]) -> Figure:
     """Every row of the tables as a dot; several tables have their titles above their rows."""
     groups = [
         (table.title, [Spot(row.label, {OURS: row.estimate}, row.published) for row in table.rows]) for table in tables

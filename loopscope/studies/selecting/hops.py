@@ -25,7 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from loopscope.errors import InputError
-from loopscope.quantity import At, Quantity, Table
+from loopscope.quantity import At, Quantity, QuantityTable
 from loopscope.stats import Tally, cluster_bootstrap_later
 from loopscope.store.artefacts import load_backbone
 from loopscope.studies.graph_walk.trajectories import increments, modes, positions, read_native
@@ -227,7 +227,7 @@ class Counted:
         return shares
 
 
-def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[Table]:
+def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> list[QuantityTable]:
     """For every control, the share of right answers by k; budgets apart."""
     made = []
     for budget in BUDGETS:
@@ -238,5 +238,5 @@ def tables(predictions: Predictions, facts: ModelFacts, paper: bool = False) -> 
                 if ks:
                     title = f"Right answers by k, {control.about} ({TOLD[budget]})"
                     rows = [counted.row(control, k) for k in ks]
-                    made.append(Table("selecting.accuracy", title, rows, NOTE))
+                    made.append(QuantityTable("selecting.accuracy", title, rows, NOTE))
     return made

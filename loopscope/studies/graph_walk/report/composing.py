@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from loopscope.quantity import Quantity, Table, every
+from loopscope.quantity import Quantity, QuantityTable, every
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
@@ -30,7 +30,7 @@ def composition_section(evidence: Evidence) -> Section | None:
         return None
     figures: list[Figure] = []
     tables: list[Grid] = []
-    more: list[Table] = []
+    more: list[QuantityTable] = []
     if main is not None:
         found = {table.id: table for table in evidence.tables(main)}
         alone = every(found["compose.added"].rows, "compose.first_alone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loopscope.quantity import Quantity, Table
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import ROUNDING, Evidence
 from loopscope.studies.graph_walk import continuation, continuation_curves
@@ -29,7 +29,7 @@ def continuation_section(evidence: Evidence) -> Section | None:
     whole = set(COHORTS["eight"].backbones) <= records.keys()
     facts = {name: record.facts for name, record in records.items()}
     figures, more, text = [], [], []
-    tables: list[Table | Grid] = []
+    tables: list[QuantityTable | Grid] = []
     for where in (continuation.BROAD, continuation.WITHHELD):
         found = {name: record.predictions for name, record in records.items() if where in record.predictions}
         if not found:
@@ -109,7 +109,7 @@ def _above(found: Sequence[continuation_curves.Curve]) -> list[str]:
     return [f"From loop 9 on, J F is above holding, interval and all, up to loop {', '.join(said)}."]
 
 
-def _by_backbone(table: Table) -> Grid:
+def _by_backbone(table: QuantityTable) -> Grid:
     """A line for each backbone."""
     lines: dict[str, dict[str, Quantity]] = {}
     for row in table.rows:

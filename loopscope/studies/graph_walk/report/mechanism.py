@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from loopscope.quantity import At, Table, every
+from loopscope.quantity import At, QuantityTable, every
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence
@@ -81,10 +81,10 @@ def _crossings(evidence: Evidence, records: Mapping[str, Record], name: str, tit
     return rates(name, title, caption, [_crossing_rows(evidence, *each) for each in records.items()])
 
 
-def _crossing_rows(evidence: Evidence, name: str, record: Record) -> Table:
+def _crossing_rows(evidence: Evidence, name: str, record: Record) -> QuantityTable:
     rows = [evidence.one(record, id, **at) for id, at in SHOWN]
     head = crossing.head_of(record.predictions, record.facts)
-    return Table("crossing.shown", f"{name}, head {head}", rows)
+    return QuantityTable("crossing.shown", f"{name}, head {head}", rows)
 
 
 def _costly_parts(records: Mapping[str, Record]) -> list[str]:
@@ -131,7 +131,7 @@ def _subsets(evidence: Evidence, name: str, record: Record) -> Figure:
     return subsets(f"heads-{name}", f"Target switching by subsets of heads, {name}", caption, panels, heads)
 
 
-def _switch_tables(evidence: Evidence, record: Record) -> list[Table]:
+def _switch_tables(evidence: Evidence, record: Record) -> list[QuantityTable]:
     """Between the two maps: clean runs and the giver's target for every part."""
     found = []
     for table in evidence.tables(record):

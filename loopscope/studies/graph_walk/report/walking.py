@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loopscope.quantity import At, Table, every
+from loopscope.quantity import At, QuantityTable, every
 from loopscope.stats import Estimate
 from loopscope.studies.claims import decided_by
 from loopscope.studies.evidence import Evidence, split
@@ -54,7 +54,7 @@ def trajectories_section(evidence: Evidence) -> Section | None:
         "loops 2, 3, ... up to the budget (- at a tie). Retained: the answer is still right after 16 loops."
     )
     tables = [Grid("Steps and right answers of native loops", ACCURACIES, lines, note)]
-    more: list[Table] = []
+    more: list[QuantityTable] = []
     if (main := evidence.main(TRAJECTORIES)) is not None:
         figures.append(_labels(main))
         more = [table.under(main.facts.name) for table in evidence.tables(main) if table.id != "native.accuracy"]
