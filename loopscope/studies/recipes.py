@@ -8,7 +8,7 @@ from loopscope.errors import InputError, nearest
 from loopscope.studies import parts
 from loopscope.training.recipe import BackboneRecipe, MapRecipe, Recipe
 
-RECIPES: Mapping[str, Recipe] = {each.name: each for part in parts("recipes") for each in part.RECIPES}
+RECIPES: Mapping[str, Recipe] = {each.name: each for part in parts("recipes") for each in getattr(part, "RECIPES", ())}
 """Every recipe by name."""
 
 

@@ -21,6 +21,7 @@ from loopscope.models.passes import Boundary
 from loopscope.store.store import Store
 from loopscope.studies.language.experiment import ALL, Amount, Arm, LanguageExperiment
 from loopscope.studies.language.recipes import recipe
+from loopscope.studies.language.scales import SCALES
 from loopscope.studies.language.steps import LanguageStep
 from loopscope.studies.records import Record
 from loopscope.studies.registry import LANGUAGE
@@ -28,9 +29,6 @@ from loopscope.studies.runner import carry_out
 from loopscope.tasks.general_text import Source
 from loopscope.training.lm.jobs import Finished, Settings, finetune, fit, new_map
 from loopscope.training.lm.recipe import Recipe
-
-SCALES = ("paper", "smol", "small")
-"""Which recipes: the paper's; those for a small model that was never looped; or for one that has random weights."""
 
 
 @dataclass(frozen=True)
