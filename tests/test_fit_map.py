@@ -122,7 +122,7 @@ def test_every_family_is_fitted_and_saved_in_the_convention_with_a_card(
     made = fit_map(tiny, walks(tiny), "F J:mine F", map=family, rank=rank, **FEW)
     made.save(tmp_path / "mine", "loopscope lm fit ...")
     assert {each.name for each in (tmp_path / "mine").iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors", "README.md",
+        "adapter_config.json", "adapter_model.safetensors", "README.md", "learned.json",
     }  # fmt: skip
     back, h = load_map(tmp_path / "mine"), torch.randn(2, tiny.width)
     assert torch.equal(back(h), made.map(h))
