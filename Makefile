@@ -10,7 +10,7 @@ FEW    := $(addprefix tests/test_,annotations.py cli.py execute.py lm_cli.py lm_
             readouts.py report.py smollm2.py stacks.py stats.py store.py zoo.py)
 
 # A check that waits for a process for ever ends with the stacks of its threads.
-BOUND  := --timeout 1200 --timeout-method thread
+BOUND  := --timeout 2400 --timeout-method thread
 
 # What starts processes on engines: one at a time, as nodes are killed under them.
 ENGINES := $(addprefix tests/test_,jobs_faults.py jobs_local.py jobs_ray.py jobs_slurm.py whole_campaign.py)
