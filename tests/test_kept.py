@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from loopscope.models.kept import keep, opened
 from loopscope.store.artefacts import name_of
 from loopscope.store.store import Artefact, Store
 from loopscope.store.zoo import VARIABLE, add, entries, find, verify
+from loopscope.studies.language.experiment import Amount
 from loopscope.studies.language.recipes import recipe
 from loopscope.studies.language.records import load_language
-from loopscope.studies.language.zoo import walkers
+from loopscope.studies.language.zoo import kept
 from loopscope.studies.records import records
+from loopscope.studies.registry import LANGUAGE
 from loopscope.tasks.letters import pairs as letter_pairs
 from loopscope.training.lm.new_model import Shape, write_new
 from loopscope.training.lm.words import write_words
@@ -98,7 +101,7 @@ def test_a_map_needs_its_model(store: Store, folder: Path, refused: Callable[...
     said = refused(InputError, add, Store(tmp_path / "zoo"), store, [other.key[:8]])
     assert "needs the model of weights 000000000000" in said
     assert not (tmp_path / "zoo").exists()
-    assert [each.name for each in walkers(store)] == [NAME]
+    assert [each.name for each in kept(store, LANGUAGE["letters"])] == [NAME]
 
 
 def test_what_cannot_be_kept(folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -127,7 +130,7 @@ def run(
 ) -> Callable[..., tuple[int, str, str]]:
     """Run a command in an empty folder, with a zoo that has the walker alone, on few pairs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("loopscope.studies.language.zoo.PAIRS", 2)
+    monkeypatch.setitem(LANGUAGE, "letters", replace(LANGUAGE["letters"], in_zoo=Amount(2, 16)))  # type: ignore[arg-type]
     few = {name: each._replace(size=2) for name, each in letter_pairs.SETS.items()}
     drawn = {name: letter_pairs.pairs(name)[:2] for name in few}
     monkeypatch.setattr(letter_pairs, "_all_pairs", lambda: drawn)

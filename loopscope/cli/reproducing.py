@@ -11,22 +11,25 @@ import typer
 
 from loopscope.cli.app import AsJson, app, note, print_json, prose, say
 from loopscope.cli.display import spinner
-from loopscope.cli.jobs_shown import carried_out, needs_of, print_result, refuse_without
-from loopscope.cli.lm import quiet_transformers
+from loopscope.cli.jobs_shown import needs_of, print_result, refuse_without
+from loopscope.cli.measuring import (
+    backbone_steps,
+    language_steps,
+    measure,
+    measure_on,
+    refuse_unmeasurable,
+    train_and_measure,
+    train_and_measure_on,
+)
 from loopscope.cli.options import Device, Events, FirstStore, Gpus, On, Results, SaveEvery, StoreFolder, ZooFolder
-from loopscope.cli.progress import steps as steps_done
-from loopscope.cli.threads import SMALL, choose_threads, numbers_of
-from loopscope.cli.training import job
 from loopscope.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from loopscope.jobs.job import Needs
     from loopscope.studies.claims import Verdict
     from loopscope.studies.evidence import Evidence
     from loopscope.studies.experiment import Cohort, Experiment, Profile
-    from loopscope.studies.language.steps import LanguageStep
     from loopscope.studies.records import Record
-    from loopscope.studies.runner import Measurement, Step
+    from loopscope.studies.runner import Measurement
 
 
 QUICK, WHOLE, PAPER = PROFILES = ("quick", "whole", "paper")
@@ -140,22 +143,22 @@ def reproduce(
     there = profile in (QUICK, WHOLE)
     if there:
         check_zoo(zoo)
-        _refuse_unmeasurable(language, zoo)
+        refuse_unmeasurable(language, zoo)
         amount: Profile = "quick" if profile == QUICK else "paper"
-        small = _steps(asked, bool(experiments), cohorts, stored, zoo, amount) if asked else []
+        small = backbone_steps(asked, bool(experiments), cohorts, stored, zoo, amount) if asked else []
         todo: list[Measurement] = [] if on else [*small]
         if language or not (experiments or cohort):
-            todo += _letters(zoo, profile == WHOLE)
-        fresh = _quick_on(on, small, store, zoo, needs_of(on, device, gpus), events) if on and small else []
-        fresh += _quick(todo, store, zoo, "auto" if on and device == "cuda" else device) if todo or not on else []
+            todo += language_steps(language, zoo, profile == WHOLE)
+        fresh = measure_on(on, small, store, zoo, needs_of(on, device, gpus), events) if on and small else []
+        fresh += measure(todo, store, zoo, "auto" if on and device == "cuda" else device) if todo or not on else []
     elif profile == PAPER and language:
         raise InputError(
             f"language models are trained by `loopscope lm reproduce {language[0]} FOLDER`, not by --profile"
         )
     elif profile == PAPER and on:
-        fresh = _paper_on(on, asked, cohorts, stored, store, needs_of(on, device, gpus), save_every, events)
+        fresh = train_and_measure_on(on, asked, cohorts, stored, store, needs_of(on, device, gpus), save_every, events)
     elif profile == PAPER:
-        fresh = _paper(asked, cohorts, store, device, save_every)
+        fresh = train_and_measure(asked, cohorts, store, device, save_every)
     else:
         raise InputError(f"no profile {profile!r}; there are {', '.join(PROFILES)}{nearest(profile, PROFILES)}")
     if export is not None:
@@ -225,120 +228,6 @@ def cohorts_named(names: list[str] | tuple[()], asked: list[Experiment]) -> list
     if not found:
         raise InputError(f"{', '.join(e.name for e in asked)}: not done on {', '.join(names)}, but {', '.join(needed)}")
     return found
-
-
-def _quick(todo: list[Measurement], folder: Path, zoo: Path | None, device: str) -> list[Record]:
-    """Measure on the zoo's weights."""
-    from loopscope.store.store import Store
-    from loopscope.store.zoo import open_zoo
-    from loopscope.studies.runner import carry_out
-    from loopscope.training.job import pick_device
-
-    at = pick_device(device)
-    choose_threads(SMALL)
-    with steps_done("measuring", len(todo)) as shown:
-        return list(carry_out(todo, open_zoo(zoo), Store(folder), at, shown.log, shown.advance))
-
-
-def _steps(
-    asked: list[Experiment], by_name: bool, cohorts: list[Cohort], stored: list[Record], zoo: Path | None,
-    amount: Profile,
-) -> list[Step]:  # fmt: skip
-    """What is measured on the zoo's backbones; InputError for what was asked for by name and cannot be done on any."""
-    from loopscope.store.zoo import open_zoo
-    from loopscope.studies.graph_walk.experiments import selection
-    from loopscope.studies.runner import steps
-
-    weights = open_zoo(zoo)
-    chosen = selection(stored)
-    todo = steps(weights, cohorts, asked, chosen, amount)
-    done = {step.experiment.name for step in todo}
-    idle = [each.name + _needs(each, cohorts) for each in asked if each.name not in done]
-    if not todo or (by_name and idle):
-        raise InputError(
-            f"{weights.root} has no backbone of the cohorts {', '.join(each.name for each in cohorts)} for "
-            f"{', '.join(idle)}; mechanism backbones by the stored records: {', '.join(chosen.names) or 'none'}"
-        )
-    return todo
-
-
-def _refuse_unmeasurable(names: list[str], zoo: Path | None) -> None:
-    """InputError for experiments on language models, asked for by name, that the zoo's weights do not allow."""
-    from loopscope.models.extras import lacking
-    from loopscope.store.zoo import open_zoo
-    from loopscope.studies.language.layouts import LETTERS
-    from loopscope.studies.registry import LANGUAGE
-
-    for name in names:
-        if missing := lacking():
-            raise InputError(f"{name} {missing}")
-        from loopscope.studies.language.zoo import walkers
-
-        weights = open_zoo(zoo)
-        if name != LETTERS or not walkers(weights):
-            raise InputError(f"{weights.root} has no language model for {name}; `{LANGUAGE[name].command}` tests one")
-
-
-def _letters(zoo: Path | None, whole: bool) -> list[LanguageStep]:
-    """The zoo's letter walkers, on the first pairs or all; where packages are missing, say so in a line and go on."""
-    from loopscope.models.extras import lacking
-    from loopscope.store.artefacts import LM_MAP
-    from loopscope.store.zoo import open_zoo
-
-    weights = open_zoo(zoo)
-    if not weights.every(LM_MAP):
-        return []
-    if missing := lacking():
-        note(f"loopscope: letters are left out: a language model {missing}")
-        return []
-    quiet_transformers()
-    from loopscope.studies.language.zoo import PAIRS, letter_steps
-
-    return letter_steps(weights, None if whole else PAIRS)
-
-
-def _needs(experiment: Experiment, cohorts: list[Cohort]) -> str:
-    """The maps without which an experiment is not done on a backbone, in brackets; nothing where there are none."""
-    maps = [each for cohort in cohorts for group in cohort.chosen_for(experiment) for each in group]
-    return f" (with maps such as {', '.join(maps)})" if maps else ""
-
-
-def _paper(
-    asked: list[Experiment], cohorts: list[Cohort], folder: Path, device: str, save_every: float
-) -> list[Record]:
-    from loopscope.studies.recipes import backbone_recipe
-    from loopscope.studies.runner import from_nothing
-
-    sizes = [(backbone_recipe(name), len(cohort.seeds)) for cohort in cohorts for name in cohort.recipes]
-    choose_threads(max(numbers_of(each.model, each.batch, seeds) for each, seeds in sizes))
-    with job(device, folder, save_every) as (store, settings, log):
-        return [record for cohort in cohorts for record in from_nothing(cohort, asked, store, settings, log)]
-
-
-def _paper_on(
-    on: str, asked: list[Experiment], cohorts: list[Cohort], stored: list[Record], folder: Path, needs: Needs,
-    save_every: float, events: bool,
-) -> list[Record]:  # fmt: skip
-    """The whole campaign as jobs of an engine."""
-    from loopscope.cli.stores import store_to_be
-    from loopscope.studies.campaign import Campaign, records_of
-    from loopscope.studies.times import recorded_times
-
-    store = store_to_be(folder)
-    graph = Campaign(cohorts, asked, store, needs, recorded_times()).graph()
-    return records_of(carried_out(graph, store, on, save_every, events), store)
-
-
-def _quick_on(on: str, todo: list[Step], folder: Path, zoo: Path | None, needs: Needs, events: bool) -> list[Record]:
-    """Measurements on the zoo's backbones as jobs of an engine."""
-    from loopscope.cli.stores import store_to_be
-    from loopscope.store.zoo import open_zoo
-    from loopscope.studies.campaign import measuring_graph, records_of
-    from loopscope.studies.times import recorded_times
-
-    store = store_to_be(folder)
-    graph = measuring_graph(todo, open_zoo(zoo), needs, recorded_times())
-    return records_of(carried_out(graph, store, on, events=events), store)
 
 
 def evidence_of(results: Path | None, store: Path | None) -> Evidence:

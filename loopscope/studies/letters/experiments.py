@@ -36,6 +36,6 @@ LANGUAGE = (
         {"layers": "48", "heads": "16", "width": "2,048", "loops": "4", "boundary": "norm", "J": "dense"},
         "letter", (Arm("letter", "letter-map"),),
         _measure, lambda amount: [first_pairs(test, amount.cases) for test in TESTS],
-        letter_layout, letter_tables, _asked,
+        letter_layout, letter_tables, _asked, in_zoo=Amount(32, batch=16),
     ),
 )  # fmt: skip
