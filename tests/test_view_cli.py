@@ -145,7 +145,7 @@ def test_a_map_of_ones_own_is_found_by_the_copied_text(tmp_path: Path, capsys: p
     head, _ = unpack(finish(explorer.answer(explorer.request(program, {"kind": "check"}, subject.examples[0].input))))
     assert f'"mine": load_map("{mine}"), "same": load_map("tiny-one-2@tiny-0")' in head["python"]
     code, out, err = loopscope(capsys, *shlex.split(head["command"])[1:])
-    assert (code, err, len(out.splitlines())) == (0, "", 13)
+    assert (code, err, len(out.splitlines())) == (0, "", 14)
     assert "--map tiny-one" not in head["command"]  # the zoo's own come by themselves
     given = shown_model("tiny-0", {"mine": subject.maps["mine"]})
     request = Explorer(given).request("F3 J:mine F", {"kind": "check"}, given.examples[0].input)
