@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,45 @@ def test_keeping_everywhere_is_keeping_at_each_place(
         torch.testing.assert_close(value, one_by_one[place], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("L[*,*].layer[1].z", ["L[1,1]", "L[1,2]", "L[2,1]", "L[2,2]"]),
+        ("L[2, *].layer[*].z", ["L[2,1]", "L[2,2]"]),
+        ("L[*,2].layer[1].z", ["L[1,2]", "L[2,2]"]),
+        ("H[*,*].layer[2].z", ["H[1,1]", "H[2,1]"]),
+    ],
+)
+def test_calls_in_series_are_spread(text: str, calls: list[str]) -> None:
+    model, program = KINDS["two stacks"](), "(L2 H)2"
+    found = run(model, TOKENS, program, keep=text)[program].kept
+    layer = text.partition("layer[")[2][:1].replace("*", "1")
+    assert list(map(str, found)) == [f"{call}.layer[{layer}].z" for call in calls]
+    assert sweep(model, TOKENS, program, text, "*=0").addresses == tuple(found)
+
+
+def test_a_sweep_takes_the_coda_that_is_read() -> None:
+    model = KINDS["prelude and coda"]()
+    found = sweep(model, TOKENS, "F3", "coda[*].layer[*].z", "*=0")
+    assert list(map(str, found.addresses)) == ["coda[3].layer[1].z"]
+
+
+def test_a_patched_coda_that_is_not_read_is_refused_by_run(refused: Callable[..., str]) -> None:
+    """It would change nothing, and say so of the place."""
+    model, maps = KINDS["prelude and coda"](), {"one": lambda h: 1.1 * h}
+    program = Program.parse("F3 coda:2[layer[1].z*=0]")
+    said = refused(InputError, run, model, TOKENS, program)
+    assert said.endswith("patches coda:2, which reads h2, but what is read is h3 (nearest: read=['h2'])")
+    with_map = Program.parse("F3 J:one coda:3[layer[1].z*=0]")
+    said = refused(InputError, lambda: run(model, TOKENS, with_map, maps=maps))
+    assert said.endswith("patches coda:3, which reads h3, but what is read is h3 J:one (nearest: read=['h3'])")
+    changed, plain = (run(model, TOKENS, each, read="calls")[each].logits_at for each in (program, F**3))
+    assert not torch.allclose(changed["h2"], plain["h2"])
+    torch.testing.assert_close(changed["h3"], plain["h3"])
+    kept = run(model, TOKENS, program, keep="coda[2].layer[1].attn_out")[program].kept
+    assert len(kept) == 1
+
+
 def test_each_program_keeps_what_it_has(model: nn.Module) -> None:
     found = run(model, TOKENS, ["F", "F2"], keep="loop[*].layer[1].z")
     assert [len(found[each].kept) for each in ("F", "F2")] == [1, 2]
@@ -84,7 +124,7 @@ def test_each_program_keeps_what_it_has(model: nn.Module) -> None:
         ("simple", ["F2"], "coda[*].layer[1].z", "no program has a place for 'coda\\[\\*\\].layer\\[1\\].z'"),
         ("simple", ["F2"], "loop[9].layer[*].z", "no program has a place for"),
         ("simple", ["F2"], "loop[*].layer[3].z", "does not exist: layers 1..2"),
-        ("simple", ["F2"], "loop[*].layer[1,*].z", "cannot read"),
+        ("simple", ["F2"], "loop[*].layer[1,*].z", "must name one layer"),
         ("two stacks", ["L H", "H L"], "loop[*].layer[*].z", "name a stack instead of the loop"),
     ],
 )
@@ -96,7 +136,7 @@ def test_wildcards_that_stand_for_nothing_get_one_line(kind: str, programs: list
 @pytest.mark.parametrize(
     ("program", "place", "line"),
     [
-        ("F3", "coda[*].layer[1].z", r"patches coda:0, but what .* is read through coda:3 \(nearest: coda:3\)"),
+        ("F3", "coda[0].layer[1].z", r"patches coda:0, but what .* is read through coda:3 \(nearest: coda:3\)"),
         ("F3", "coda[2].layer[1].z", "patches coda:2, but what it says next is read through coda:3"),
         ("F3 J:one", "coda[3].layer[1].z", "coda:3, which reads h3, but what it says next is read at 'h3 J:one'"),
     ],

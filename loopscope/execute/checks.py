@@ -207,6 +207,18 @@ def check_read(program: Program) -> None:
             )
 
 
+def check_codas(program: Program, points: Iterable[str], kept: Iterable[Address]) -> None:
+    """InputError for patches in a coda that is neither read nor kept from: they would do nothing."""
+    seen = {*points, *(f"h{each.loop}" for each in kept if each.stage == "coda")}
+    for each in program.coda:
+        if f"h{each.loop}" not in seen:
+            there = ", ".join(dict.fromkeys(points))
+            raise InputError(
+                f"'{program}' patches coda:{each.loop}, which reads h{each.loop}, but what is read is {there}"
+                f" (nearest: read=['h{each.loop}'])"
+            )
+
+
 def check_numbers(programs: list[Program], addresses: list[Address], chunk: int | None, stack: int | None) -> None:
     """Chunk and stack sizes, and loops to keep from."""
     for label, size in (("chunk", chunk), ("stack", stack)):

@@ -20,6 +20,7 @@ from torch import Tensor
 from loopscope.address import Address, Row
 from loopscope.errors import InputError
 from loopscope.execute.checks import (
+    check_codas,
     check_examples,
     check_functions,
     check_given,
@@ -247,6 +248,8 @@ def _run(
     kept = {program: with_loop(program, addresses) for program in asked}
     used = check_names(asked, maps, given, named, pieces.needs_tokens)
     check_numbers(asked, addresses, chunk, stack)
+    for program in asked:
+        check_codas(program, reads[program], kept[program])
     plan = Plan(asked, sizes, reads, read_rows, kept)
     with torch.no_grad():
         row = check_kinds(pieces, named, {name: maps[name] for name in used}, given)
@@ -324,4 +327,6 @@ def check_programs(
     """
     asked = list(dict.fromkeys(map(as_program, programs)))
     reads = {program: chosen_points(program, read) for program in asked}
+    for program in asked:
+        check_codas(program, reads[program], ())
     return Plan(asked, sizes, reads, chosen_rows(rows, sizes.rows), {program: [] for program in asked})

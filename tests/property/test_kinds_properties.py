@@ -170,6 +170,8 @@ def check(kind: str, data: st.DataObject) -> None:
     }
     tensors["for-pattern"] = torch.zeros(1, 1).double()  # looks at nobody, so that every mask and length allows it
     asked: list[Program] = case["programs"]  # type: ignore[assignment]
+    if any(program.coda for program in asked):  # a patched coda must be read
+        case["read"] = "all"
     rows: list[int] = case["rows"]  # type: ignore[assignment]
     inputs = states if given_start else tokens
     both = given_start and pieces.needs_tokens
