@@ -21,7 +21,7 @@ and `LoopedLayer` list, and nothing else.  Everything below has a default, so a 
 | `embed(tokens, rows)` | `embed(tokens)` | for models whose input knows its position |
 | `check_input(tokens)` | nothing | InputError for tokens [B, T] that cannot stand as they do |
 | `injects` | whether it has `enter` | whether that looks at e: without, no call needs the input again |
-| `draws` | whether it has `start` | whether a seed changes that |
+| `draws` | whether it has `start` | whether a seed changes that; a start that is learned is begun with all the same |
 
 A model with several stacks holds one state for each, side by side in the order of `stacks`: h is [..., stacks * d].
 Its `enter(h, e, call, stack)` says what a call of a stack sees, and what a call gives replaces that stack's own part.
@@ -36,6 +36,8 @@ Its `enter(h, e, call, stack)` says what a call of a stack sees, and what a call
 | `mlp_hidden(x)`, `mlp_from(hidden)` | no such component | the MLP's units [..., R, m], and `mlp_out` of them |
 | `parallel` | False | the MLP sees what entered the layer, not the stream after attention |
 | `softcap` | None | scores s become cap * tanh(s / cap) before the softmax |
+
+Arguments that a member may leave out (`rows`, `stack`, `x`, `side`) are given by their place, or by name behind `*`.
 
 `pieces.pieces_of(model)` fills in the defaults; `conformity.check_model` says in one line where a model does not keep
 to this.

@@ -48,6 +48,12 @@ def faulty(page: Mapping[str, Any]) -> dict[str, Callable[[], nn.Module]]:
         found = zip(parts, block.project(self, x, rows, parts), strict=True)
         return tuple(each if part == "v" else each * (1 + 0.1 * own) for part, each in found)
 
+    def next_row(self: Any, x: Tensor) -> Tensor:
+        return x + torch.nn.functional.pad(x[..., 1:, :], (0, 0, 0, 1))
+
+    def by_count(self: Any, rows: Tensor, keys: Tensor) -> Tensor:
+        return torch.ones(len(rows), len(keys), dtype=torch.bool).tril()
+
     return {
         "an injection without `enter`": page["Injecting"],
         "layers before the loop without `prelude`": glue("Ends", prelude=()),
@@ -59,6 +65,8 @@ def faulty(page: Mapping[str, Any]) -> dict[str, Callable[[], nn.Module]]:
         "a `mask` that hides a row from itself": layered(mask=lambda self, rows, keys: keys < rows[:, None]),
         "layers before the loop inside `embed`": glue(embed=lambda self, tokens: self.words(tokens).cumsum(1)),
         "a `close` that takes a mean over rows": glue(close=lambda self, x: x - x.mean(-2, keepdim=True)),
+        "a `close` that looks at the next row": glue(close=next_row),
+        "a `mask` that goes by how many rows ask": layered(mask=by_count),
         "a `project` that counts positions itself": layered(project=counted),
         "another number of `heads`": glue(heads=2, head_size=16),
         "another `head_size`": glue(head_size=4),
