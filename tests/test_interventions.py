@@ -333,7 +333,11 @@ def test_metrics_without_a_first_order_get_one_line(metric: Any, line: str) -> N
 
 def test_a_place_that_reaches_no_row_that_is_read_changes_nothing() -> None:
     """With and without a place that does, and whatever the metric: there is nothing to take a gradient of."""
-    model, unread, read = KINDS["simple"](), "loop[2].layer[2].row[0].mlp_out", "loop[2].layer[2].row[-1].mlp_out"
+    model, unread, read = (
+        KINDS["simple"]().requires_grad_(False),
+        "loop[2].layer[2].row[0].mlp_out",
+        "loop[2].layer[2].row[-1].mlp_out",
+    )
     answers = torch.tensor([[0, 1], [3, 2], [7, 4]])
     asked: dict[str, Any] = {"metric": "difference", "answers": answers, "exact": True}
     alone = attribution(model, TOKENS, F**2, unread, "*=0", **asked)
