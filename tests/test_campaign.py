@@ -23,10 +23,10 @@ from loopscope.studies.experiment import Cohort, Experiment, Pieces
 from loopscope.studies.graph_walk import experiments as graph_walk
 from loopscope.studies.graph_walk import targets, trajectories
 from loopscope.studies.graph_walk.experiments import TRAJECTORIES
-from loopscope.studies.graph_walk.selection import Role, Selection
 from loopscope.studies.records import PIECE, RECORD, Predictions, Record, load, records
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import Step, carry_out, export, from_nothing, steps
+from loopscope.studies.selection import Role, Selection
 from loopscope.studies.trained import TrainedModel
 from loopscope.studies.training_logs import histories
 from loopscope.tasks.graph_walk import advance, all_starts

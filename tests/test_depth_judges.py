@@ -17,10 +17,10 @@ from loopscope.store.store import Store
 from loopscope.studies.claims import FAILS, HOLDS, NOT_RUN, Verdict, decide, decided_by
 from loopscope.studies.evidence import Evidence, scale
 from loopscope.studies.graph_walk.continuation import BROAD, WITHHELD
-from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.parity import counts as parity_counts
 from loopscope.studies.records import Record, records, save
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.selection import Role
 from loopscope.tasks.graph_walk import is_ring
 from loopscope.tasks.populations import population
 from tests.planted.chains import first

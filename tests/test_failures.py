@@ -15,12 +15,12 @@ from loopscope.studies.failures import continuing
 from loopscope.studies.failures.experiments import EXPERIMENTS, LONG, LONGER, SWITCHING_LONG
 from loopscope.studies.graph_walk import switching
 from loopscope.studies.graph_walk.continuation import WITHHELD, measure_strict
-from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.layouts import layout_of
 from loopscope.studies.records import ModelFacts, Record
 from loopscope.studies.registry import COHORTS
 from loopscope.studies.runner import steps
 from loopscope.studies.schema import MisfitError
+from loopscope.studies.selection import Selection
 from loopscope.studies.trained import TrainedModel, load_trained
 from loopscope.tasks.graph_walk import is_ring
 from loopscope.tasks.populations import population

@@ -39,11 +39,11 @@ from loopscope.studies.graph_walk.independent import (
     pieces,
 )
 from loopscope.studies.graph_walk.layouts import of_independent
-from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.records import PIECE, RECORD, SUFFIX, ModelFacts, Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import Step, measured
 from loopscope.studies.schema import MisfitError
+from loopscope.studies.selection import Selection
 from loopscope.studies.trained import TrainedModel, Walks, load_trained
 from tests.planted.composition import planted
 

@@ -18,11 +18,11 @@ from loopscope.studies import campaign, runner
 from loopscope.studies.campaign import Campaign, records_of
 from loopscope.studies.experiment import Cohort, Experiment
 from loopscope.studies.graph_walk.experiments import TARGETS, TRAJECTORIES
-from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.graph_walk.targets import measure as steer
 from loopscope.studies.records import Predictions
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import from_nothing
+from loopscope.studies.selection import Role
 from loopscope.studies.trained import TrainedModel
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population

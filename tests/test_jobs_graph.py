@@ -22,11 +22,11 @@ from loopscope.store.store import Store
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.campaign import Campaign
 from loopscope.studies.experiment import Experiment
-from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.job_files import resolved
 from loopscope.studies.measuring import WHAT, record_of
 from loopscope.studies.recipes import RECIPES, backbone_recipe, map_recipe
 from loopscope.studies.registry import COHORTS, chosen
+from loopscope.studies.selection import Selection
 from loopscope.studies.times import Times
 from loopscope.training.recipe_values import recipe_from
 from tests.campaign_toys import toy_graph

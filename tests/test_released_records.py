@@ -15,13 +15,13 @@ from loopscope.store.store import Artefact, Store
 from loopscope.store.zoo import find, open_zoo
 from loopscope.studies.experiment import Experiment
 from loopscope.studies.graph_walk.experiments import LASTING, selection
-from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.parity import exact as parity_exact
 from loopscope.studies.parity.experiments import PARITY_EXACT
 from loopscope.studies.recipes import map_recipe
 from loopscope.studies.records import RECORD, config_of, load, open_results
 from loopscope.studies.registry import COHORTS, EXPERIMENTS
 from loopscope.studies.runner import inputs_of, measured, steps
+from loopscope.studies.selection import Selection
 from loopscope.studies.trained import TrainedModel, load_trained
 from tests.toys import CPU
 

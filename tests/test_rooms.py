@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from loopscope.studies import STUDIES
+
 PACKAGE = Path(__file__).parents[1] / "loopscope"
 
 
@@ -44,6 +46,20 @@ def test_only_studies_and_commands_know_the_studies(module: str) -> None:
         assert not {name for name in imports(module) if name.startswith("loopscope.studies")}
     if room != "cli":
         assert not {name for name in imports(module) if name.startswith("loopscope.cli")}
+
+
+REGISTRIES = {
+    "loopscope.studies.campaign": "takes the rule of the mechanism backbones from the study that has it",
+}
+"""Shared modules of studies that know a single one, and why."""
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_what_studies_share_knows_none_of_them(module: str) -> None:
+    inside = module.removeprefix("loopscope.studies.").split(".")[0]
+    if not module.startswith("loopscope.studies") or inside in STUDIES or module in REGISTRIES:
+        return
+    assert not {name for name in imports(module) if name.removeprefix("loopscope.studies.").split(".")[0] in STUDIES}
 
 
 def test_no_module_imports_one_that_stands_on_it() -> None:

@@ -17,7 +17,6 @@ from loopscope.store.artefacts import BACKBONE, MAP, load_backbone, name_of
 from loopscope.store.store import Store
 from loopscope.store.zoo import find, open_zoo
 from loopscope.studies.evidence import Evidence
-from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.graph_walk.trajectories import positions, read_native
 from loopscope.studies.recipes import map_recipe
 from loopscope.studies.records import ModelFacts, Record, load, save
@@ -37,6 +36,7 @@ from loopscope.studies.selecting.hops import (
     tables,
 )
 from loopscope.studies.selecting.report import selecting_section
+from loopscope.studies.selection import Selection
 from loopscope.studies.trained import TrainedModel, load_trained
 from loopscope.tasks.graph_walk import cycle_lengths
 from loopscope.training.cohort.controls import permuted

@@ -16,11 +16,12 @@ from loopscope.program import F, J, Program
 from loopscope.store.zoo import open_zoo
 from loopscope.studies.experiment import PROFILES, Experiment, Profile
 from loopscope.studies.graph_walk.experiments import QUICK_GRAPHS, QUICK_LASTING, QUICK_PARTS, TRAJECTORIES, selection
-from loopscope.studies.graph_walk.selection import MECHANISM, Role, Selection, select
+from loopscope.studies.graph_walk.selection import select
 from loopscope.studies.graph_walk.trajectories import Trajectory, increments
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.studies.records import ModelFacts, Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS, chosen
+from loopscope.studies.selection import MECHANISM, Role, Selection
 from loopscope.studies.trained import TrainedModel, load_trained, walks
 from loopscope.tasks.graph_walk import advance, all_starts
 from loopscope.tasks.populations import population

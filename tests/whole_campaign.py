@@ -26,13 +26,13 @@ from loopscope.store.store import Store
 from loopscope.studies import campaign, recipes
 from loopscope.studies.campaign import Campaign
 from loopscope.studies.experiment import Cohort, Experiment, Profile
-from loopscope.studies.graph_walk.selection import MECHANISM, Role, Selection
 from loopscope.studies.language.experiment import Amount
 from loopscope.studies.language.jobs import protocol_graph
 from loopscope.studies.language.protocols import plan
 from loopscope.studies.recipes import RECIPES
 from loopscope.studies.records import RECORD
 from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
+from loopscope.studies.selection import MECHANISM, Role, Selection
 from loopscope.training.cohort.hops import BLOCKS, HOPS
 from loopscope.training.recipe import BackboneRecipe, LastingFit, MapRecipe, ParityData, ParityFit, RelationFit, WalkFit
 from tests.campaign_toys import contents

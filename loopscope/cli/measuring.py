@@ -40,12 +40,12 @@ def backbone_steps(
 ) -> list[Step]:  # fmt: skip
     """What is measured on the zoo's backbones; InputError for what was asked for by name and cannot be done on any."""
     from loopscope.store.zoo import open_zoo
-    from loopscope.studies.graph_walk.experiments import selection
-    from loopscope.studies.runner import steps as runner_steps
+    from loopscope.studies.registry import selection
+    from loopscope.studies.runner import steps
 
     weights = open_zoo(zoo)
     chosen = selection(stored)
-    todo = runner_steps(weights, cohorts, asked, chosen, amount)
+    todo = steps(weights, cohorts, asked, chosen, amount)
     done = {step.experiment.name for step in todo}
     idle = [each.name + _needs(each, cohorts) for each in asked if each.name not in done]
     if not todo or (by_name and idle):

@@ -23,3 +23,5 @@ class Claim:
     finding: str = ""
     """What the report's first page says of it, with `{share}`, the number that the verdict rests on, or `{ours}`, all
     that it says.  The words claim nothing, so they stay true whatever the numbers are."""
+    in_short: str = ""
+    """The same for the first screen, of a few claims."""

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from loopscope.models.smollm2 import CONVERTED
-from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.language.names import loops_in_words, parameters_of, part_of
 from loopscope.studies.language.recipes import RECIPES as TUNED
-from loopscope.studies.letters.walks import WALKS
 from loopscope.studies.lineage import Lineage, Recipe, Stage
 from loopscope.studies.recipes import RECIPES as TRAINING_RECIPES
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
+from loopscope.studies.selection import Role
 from loopscope.tasks.populations import population
 
 Label = Literal["published", "scaled", "changed"]
@@ -97,7 +96,8 @@ def numerics(record: Record, lineage: Lineage) -> list[str]:
 def rank(record: Record, lineage: Lineage, patches: bool = True) -> tuple[int, ...]:
     """A key that puts closer records of one claim first, by protocol alone; seeds and names come after it."""
     of = {change.aspect for change in changes(record, lineage, patches)}
-    others = WALKS in record.predictions or _other_starts(record, lineage)
+    ours = any(each in record.predictions for each in LANGUAGE[record.experiment].ours)
+    others = ours or _other_starts(record, lineage)
     return (
         not is_whole(record), "site" in of, "loops" in of, sum(_taught(record, lineage)), others, -parameters_of(record)
     )  # fmt: skip
@@ -284,8 +284,7 @@ def _other_starts(record: Record, lineage: Lineage) -> bool:
 def _population(record: Record, lineage: Lineage) -> list[Change]:
     """What was asked: less than the paper did, walks in place of pairs, words and starts of our own."""
     found = parts_left(record)
-    if WALKS in record.predictions:
-        found.append("graphs of walks are asked about, pairs of graphs in the paper")
+    found += [said for name, said in LANGUAGE[record.experiment].ours.items() if name in record.predictions]
     if _other_starts(record, lineage):
         found.append("half of the training requests have other starts than the published ones")
     found += TUNED[_published(record)[0]].deviations

@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 from loopscope.quantity import Coordinate, Quantity, QuantityTable, of_tables, one
 from loopscope.stats import Estimate, Spread, mean_sd
 from loopscope.studies.closeness import is_whole, parts_left
-from loopscope.studies.graph_walk.experiments import selection
-from loopscope.studies.graph_walk.selection import Selection
 from loopscope.studies.language.names import question_of, scale_of
 from loopscope.studies.language.records import ANY_MAP
 from loopscope.studies.lineage import Lineage
 from loopscope.studies.records import Record, percent
-from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE
+from loopscope.studies.registry import COHORTS, EXPERIMENTS, LANGUAGE, selection
+from loopscope.studies.selection import Selection
 
 T = TypeVar("T")
 

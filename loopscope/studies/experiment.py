@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from loopscope.quantity import QuantityTable
 from loopscope.store.store import Store
-from loopscope.studies.graph_walk.selection import Role, Selection
 from loopscope.studies.records import LayoutOf, ModelFacts, Predictions, Record
+from loopscope.studies.selection import Role, Selection
 
 Profile = Literal["quick", "paper"]
 PROFILES: tuple[Profile, ...] = ("quick", "paper")

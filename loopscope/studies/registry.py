@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from loopscope.errors import InputError, nearest
 from loopscope.studies import STUDIES, part, parts
 from loopscope.studies.experiment import Cohort, Experiment
 from loopscope.studies.language.experiment import LanguageExperiment
+from loopscope.studies.selection import Selection
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     each.name: each for part in parts("experiments") for each in getattr(part, "EXPERIMENTS", ())
@@ -23,6 +24,15 @@ COHORTS: Mapping[str, Cohort] = {
     each.name: each for part in parts("experiments") for each in getattr(part, "COHORTS", ())
 }
 """Every cohort of backbones by name."""
+
+_CHOOSING = next(part for part in parts("experiments") if hasattr(part, "selection"))
+"""Of the study that has the rule by which the mechanism backbones are chosen."""
+
+selection: Callable[..., Selection] = _CHOOSING.selection
+"""The mechanism backbones by the rule, given records and, where it is not the mechanism's own, a cohort."""
+
+DECIDING: Experiment = EXPERIMENTS[_CHOOSING.DECIDING]
+"""The experiment whose records the rule looks at."""
 
 STUDY_OF: Mapping[str, str] = {
     each.name: study for study in STUDIES for each in getattr(part(study, "experiments"), "EXPERIMENTS", ())

@@ -19,13 +19,12 @@ from loopscope.log import Log, silent
 from loopscope.store.artefacts import BACKBONE, LM_MAP, MAP, name_of, recipe_of
 from loopscope.store.store import Artefact, Store
 from loopscope.studies.experiment import Cohort, Experiment, Profile
-from loopscope.studies.graph_walk.experiments import TRAJECTORIES, selection
-from loopscope.studies.graph_walk.selection import MECHANISM, Selection
 from loopscope.studies.layouts import layout_of
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.studies.recording import Outcome, Wanted, recorded
 from loopscope.studies.records import PIECE, ModelFacts, Record, copy_records
-from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.registry import COHORTS, DECIDING, selection
+from loopscope.studies.selection import MECHANISM, Selection
 from loopscope.studies.trained import Meter, TrainedModel, load_trained
 from loopscope.studies.training_logs import keep
 from loopscope.training.cohort.jobs import Settings, fit, train
@@ -258,10 +257,9 @@ def _led(cohort: Cohort, experiment: Experiment, made: Sequence[Record], store: 
 
 def _select(cohort: Cohort, store: Store, device: torch.device, log: Log) -> tuple[Selection, list[Record]]:
     """The mechanism backbones among those trained so far, and the native records that decide; none in other cohorts."""
-    native = EXPERIMENTS[TRAJECTORIES]
     if cohort.name != COHORTS["mechanism"].name:
         return Selection(()), []
-    todo = steps(store, [cohort], [native], Selection(()), "paper")
+    todo = steps(store, [cohort], [DECIDING], Selection(()), "paper")
     found = list(carry_out(todo, store, store, device, log))
     return selection(found, cohort), found
 

@@ -16,9 +16,9 @@ from loopscope.studies.graph_walk import lasting, learning, switching
 from loopscope.studies.graph_walk.composition import INDEPENDENT
 from loopscope.studies.graph_walk.continuation import WITHHELD
 from loopscope.studies.graph_walk.layouts import of_lasting, of_switching
-from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.records import Predictions, Record
 from loopscope.studies.schema import Kept, Layout, MisfitError, graphs_of, only, sha256, whole
+from loopscope.studies.selection import Role
 from loopscope.studies.trained import TrainedModel, digest_of
 
 SWITCHING_LONG, SWITCHING_NEXT, CONTINUATION_AGAIN, LASTING_LONGER = (

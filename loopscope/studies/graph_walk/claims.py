@@ -40,10 +40,12 @@ CLAIMS: tuple[Claim, ...] = (
         ">= 95 % and >= 20 points above unsteered, main backbone", TARGETS, judges.target_one,
         finding="h6, the state after six loops, answers some node u. One more call of the frozen block then "
                 "answers the next node, f(u), in {share} % after the map J_one.",
+        in_short="One more call of the frozen block after the map J_one walks one hop, right in {share} % of walks.",
     ),
     Claim(
         "target.two", "4", "J_two selects the two-hop target", "98.2", ">= 90 %", TARGETS, judges.target_two,
         finding="After the map J_two it answers the node after that in {share} %.",
+        in_short="After J_two, from the same state, it walks two, right in {share} %.",
     ),
     Claim(
         "compose.one_one", "4", "J_one can be reused", "93.6 (48.3 without the second map)",
@@ -59,12 +61,15 @@ CLAIMS: tuple[Claim, ...] = (
         "repeated one-hop < 60 % at call 4, and mixed at call 8 no more than 5 points above copy-u", EIGHT_CALLS,
         judges.decay,
         finding="With J_one before every call, the fourth is still right in {share} %.",
+        in_short="Put before every call, J_one is still right at the fourth in {share} %.",
     ),
     Claim(
         "pattern.reroutes", "5", "a pattern patch selects the record and reads the receiver's content (E)", "77.8",
         "three-backbone mean >= 60 % E and <= 10 % D", CROSSING, judges.patched("pattern", "E", "D"),
         finding="A head that is given its attention pattern from a run on another graph looks where that run "
                 "looked and reads its own graph there (answer E) in {share} %.",
+        in_short="A head that is made to look where it looked on another graph reads its own graph there in "
+                 "{share} %.",
     ),
     Claim(
         "output.transfers", "5", "an output patch transfers D", "80.9", ">= 60 % D and <= 10 % E", CROSSING,

@@ -22,14 +22,18 @@ from loopscope.studies.graph_walk import (
     targets,
     trajectories,
 )
-from loopscope.studies.graph_walk.selection import Role, Selection, select
+from loopscope.studies.graph_walk.selection import select
 from loopscope.studies.records import Predictions, Record, apart
+from loopscope.studies.selection import Role, Selection
 from loopscope.studies.trained import TrainedModel
 
 TRAJECTORIES, TARGETS, TWO_CALLS, EIGHT_CALLS, INDEPENDENT, CROSSING, SWITCHING, MATCHED = (
     "trajectories", "targets", "two-calls", "eight-calls", "independent", "crossing", "switching", "matched"
 )  # fmt: skip
 LASTING, CONTINUATION = "lasting", "continuation"
+
+DECIDING = TRAJECTORIES
+"""The experiment whose records choose the mechanism backbones, by `selection`."""
 
 COHORTS: tuple[Cohort, ...] = (
     Cohort(

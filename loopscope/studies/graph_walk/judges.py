@@ -42,9 +42,9 @@ from loopscope.studies.graph_walk.experiments import (
     TRAJECTORIES,
     TWO_CALLS,
 )
-from loopscope.studies.graph_walk.selection import MECHANISM
 from loopscope.studies.records import Record, apart, percent
 from loopscope.studies.registry import COHORTS
+from loopscope.studies.selection import MECHANISM
 
 MOST = 0.20
 """The share of a target that a control may give."""

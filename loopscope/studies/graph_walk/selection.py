@@ -1,36 +1,13 @@
-"""Which backbones are taken apart: the mechanism backbones, chosen by how they walk natively."""
+"""The rule that chooses the mechanism backbones: by how they walk natively."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
 
 from loopscope.studies.graph_walk import trajectories
+from loopscope.studies.selection import MECHANISM, Selection
 
-Role = Literal["main", "mechanism", "other"]
-"""What a backbone is to the experiments on the mechanism."""
-
-MECHANISM = 3
-"""Backbones on which the mechanism is tested: the first that qualify, in the order of seeds."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The mechanism backbones by the rule, the main one first; `threes` says that increments of 3 had to be allowed."""
-
-    names: tuple[str, ...]
-    threes: bool = False
-
-    def role(self, name: str) -> Role:
-        """What a backbone is to the mechanism experiments."""
-        if name not in self.names:
-            return "other"
-        return "main" if name == self.names[0] else "mechanism"
-
-    def first(self, count: int, names: Iterable[str]) -> list[str]:
-        """So many backbones: the chosen ones, then the first others in the order given, trained here or not."""
-        return [*self.names, *(name for name in names if name not in self.names)][:count]
+__all__ = ["MECHANISM", "Selection", "select"]
 
 
 def select(walks: Mapping[str, trajectories.Trajectory], complete: bool = True) -> Selection:

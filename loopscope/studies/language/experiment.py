@@ -58,8 +58,9 @@ class LanguageExperiment:
     - `task`: the stage of training that a model which was never looped needs first; `arms`: what is trained then.
     - `measure` gives the records of a model of one arm; `check` is an InputError for a number of cases that is none.
     - `layout`, `tables`: what a record keeps, and what follows from it; `asked`: how much of the test it has.
-    - `in_zoo`: how much of it `reproduce` asks the zoo's models, with the map of its first arm, unless all is asked for;
-      None: nothing.
+    - `ours`: the populations among those it keeps that the paper does not have, and what each changes, in words.
+    - `in_zoo`: how much of it `reproduce` asks the zoo's models, with the map of its first arm, unless all is asked
+      for; None: nothing.
     """
 
     name: str
@@ -76,6 +77,7 @@ class LanguageExperiment:
     layout: LayoutOf
     tables: Callable[[Record], list[QuantityTable]]
     asked: Callable[[Record], Asked]
+    ours: Mapping[str, str] = field(default_factory=dict)
     in_zoo: Amount | None = None
 
     @property

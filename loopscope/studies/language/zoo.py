@@ -14,6 +14,7 @@ from loopscope.store.store import Artefact, Store
 from loopscope.studies.language.experiment import LanguageExperiment
 from loopscope.studies.language.steps import LanguageStep
 
+
 class Kept(NamedTuple):
     """A language model of a store and a map that was fitted to it."""
 

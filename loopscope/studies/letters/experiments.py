@@ -11,7 +11,7 @@ from loopscope.studies.letters.layouts import letter_layout
 from loopscope.studies.letters.records import measure_letters
 from loopscope.studies.letters.tables import letter_tables
 from loopscope.studies.letters.tests import TESTS, first_pairs
-from loopscope.studies.letters.walks import GRAPHS
+from loopscope.studies.letters.walks import GRAPHS, WALKS
 from loopscope.studies.records import Record
 from loopscope.tasks.letters.pairs import SETS
 
@@ -36,6 +36,7 @@ LANGUAGE = (
         {"layers": "48", "heads": "16", "width": "2,048", "loops": "4", "boundary": "norm", "J": "dense"},
         "letter", (Arm("letter", "letter-map"),),
         _measure, lambda amount: [first_pairs(test, amount.cases) for test in TESTS],
-        letter_layout, letter_tables, _asked, in_zoo=Amount(32, batch=16),
+        letter_layout, letter_tables, _asked,
+        ours={WALKS: "graphs of walks are asked about, pairs of graphs in the paper"}, in_zoo=Amount(32, batch=16),
     ),
 )  # fmt: skip

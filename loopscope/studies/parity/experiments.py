@@ -10,10 +10,10 @@ from loopscope.bounds import shown
 from loopscope.maps import AffineMap
 from loopscope.quantity import QuantityTable
 from loopscope.studies.experiment import Cohort, Experiment, Pieces, Profile
-from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.parity import counts, exact, lengths, timing
 from loopscope.studies.records import ModelFacts, Predictions, Record
 from loopscope.studies.schema import FEW, Kept, Layout, MisfitError, asked, int32, only, whole
+from loopscope.studies.selection import Role
 from loopscope.studies.trained import TrainedModel
 
 

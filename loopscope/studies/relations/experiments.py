@@ -9,11 +9,11 @@ import torch
 from loopscope.bounds import shown
 from loopscope.quantity import QuantityTable
 from loopscope.studies.experiment import Cohort, Experiment, Profile
-from loopscope.studies.graph_walk.selection import Role
 from loopscope.studies.records import ModelFacts, Predictions, Record
 from loopscope.studies.relations import chains
 from loopscope.studies.relations.recipes import relations_curriculum
 from loopscope.studies.schema import FEW, Kept, Layout, MisfitError, fits_of, int32, only, truth, whole, wholes
+from loopscope.studies.selection import Role
 from loopscope.studies.trained import TrainedModel
 
 

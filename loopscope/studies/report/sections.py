@@ -10,12 +10,10 @@ from loopscope.log import Log, silent
 from loopscope.studies import parts
 from loopscope.studies.claims import Verdict
 from loopscope.studies.evidence import Evidence, in_short
-from loopscope.studies.graph_walk.report.walking import walk_figure
 from loopscope.studies.records import Record
 from loopscope.studies.registry import COHORTS, LANGUAGE
 from loopscope.studies.report.contents import BOTH, NOW, STORED, Cost, LedgerRow, Report, Section, percent
 from loopscope.studies.report.ledger import asides, failing, interval
-from loopscope.studies.report.task import task_figure
 
 TITLE = "Shared weights, selected computations: measured again"
 LEAD = (
@@ -58,25 +56,14 @@ def report_of(evidence: Evidence, verdicts: Sequence[Verdict], log: Log = silent
             text = (*found.text, evidence.origin(*EXPERIMENTS_OF.get(name, (name,))))
             made.append(replace(found, text=text, finding=found.finding or finding(found.claims, by_id)))
     lead = (*LEAD, *_who(evidence), *_language_models(evidence))
-    walk = walk_figure(evidence)
-    opening = [] if walk is None else [task_figure(), walk]
+    opening = [figure for part in parts("report") if hasattr(part, "OPENING") for figure in part.OPENING(evidence)]
     rows = [_ledger_row(each) for each in verdicts]
     return Report(TITLE, lead, made, rows, _costs(evidence), opening, TERMS, answer(by_id))
 
 
-IN_SHORT = {
-    "target.one": "One more call of the frozen block after the map J_one walks one hop, right in {share} % of walks.",
-    "target.two": "After J_two, from the same state, it walks two, right in {share} %.",
-    "pattern.reroutes": "A head that is made to look where it looked on another graph reads its own graph there in "
-    "{share} %.",
-    "compose.decay": "Put before every call, J_one is still right at the fourth in {share} %.",
-}
-"""What the first screen says of what came out, by claim; as `Claim.finding`, with whatever numbers there are."""
-
-
 def answer(verdicts: Mapping[str, Verdict]) -> str:
-    """The sentences of `IN_SHORT` that have their numbers."""
-    return " ".join(filter(None, (_sentence(verdicts[claim], text) for claim, text in IN_SHORT.items())))
+    """What the first screen says of what came out: the sentences of claims in short that have their numbers."""
+    return " ".join(filter(None, (_sentence(each, each.claim.in_short) for each in verdicts.values())))
 
 
 UNDECIDED = "The records that are here do not decide it."

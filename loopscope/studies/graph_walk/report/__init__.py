@@ -18,7 +18,7 @@ from loopscope.studies.graph_walk.report.composing import ASKED, composition_sec
 from loopscope.studies.graph_walk.report.continuation import continuation_section
 from loopscope.studies.graph_walk.report.lasting import lasting_section
 from loopscope.studies.graph_walk.report.mechanism import matched_section, mechanism_section
-from loopscope.studies.graph_walk.report.walking import targets_section, trajectories_section
+from loopscope.studies.graph_walk.report.walking import opening, targets_section, trajectories_section
 from loopscope.studies.report.contents import Section
 
 SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
@@ -30,6 +30,9 @@ SECTIONS: Mapping[str, Callable[[Evidence], Section | None]] = {
     LASTING: lasting_section,
     CONTINUATION: continuation_section,
 }
+
+OPENING = opening
+"""The figures of the first screen."""
 
 EXPERIMENTS_OF = {"composition": ASKED, "mechanism": (CROSSING, SWITCHING)}
 """Of sections that put several experiments together."""

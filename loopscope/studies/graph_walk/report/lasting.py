@@ -12,12 +12,12 @@ from loopscope.studies.graph_walk import lasting
 from loopscope.studies.graph_walk.composition import COPY, INDEPENDENT, long_strings
 from loopscope.studies.graph_walk.experiments import LASTING
 from loopscope.studies.graph_walk.lasting import AIM, KINDS, PUBLISHED, Counted
-from loopscope.studies.graph_walk.selection import MECHANISM
 from loopscope.studies.records import Record
 from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Listing, Section, percent
 from loopscope.studies.report.figures import Line, lines_in_panels
 from loopscope.studies.report.traces import Panel, Trace, traces
+from loopscope.studies.selection import MECHANISM
 from loopscope.tasks.populations import population
 
 SHOWN = (1, 2, 4, 8, 16, 32, 64)

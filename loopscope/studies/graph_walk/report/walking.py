@@ -16,6 +16,7 @@ from loopscope.studies.registry import EXPERIMENTS
 from loopscope.studies.report.contents import Figure, Grid, Section, percent
 from loopscope.studies.report.figures import stacked_answers
 from loopscope.studies.report.heat import Walk, heat_maps, label_heat
+from loopscope.studies.report.task import task_figure
 
 # ---- native trajectories ---------------------------------------------------------------------------------------------
 
@@ -33,6 +34,12 @@ def walk_figure(evidence: Evidence) -> Figure | None:
         return None
     title = f"How {main.facts.name} walks: the node that each loop answers"
     return heat_maps("walk", title, COLOURS, [_walk(main.facts.name, main)])
+
+
+def opening(evidence: Evidence) -> list[Figure]:
+    """The task, and how the main backbone walks; nothing where it was not read."""
+    walk = walk_figure(evidence)
+    return [] if walk is None else [task_figure(), walk]
 
 
 def trajectories_section(evidence: Evidence) -> Section | None:
