@@ -21,7 +21,8 @@ class Claim:
     judge: Judge | None = None
     kind: Literal["paper", "ours"] = "paper"
     finding: str = ""
-    """What the report's first page says of it, with `{share}`, the number that the verdict rests on, or `{ours}`, all
-    that it says.  The words claim nothing, so they stay true whatever the numbers are."""
+    """What the report's first page says of it, with `{share}`, the number that the verdict rests on, and others that
+    its judge names (`Finding.told`); nothing is said where one is missing.  The words claim nothing, so they stay true
+    whatever the numbers are."""
     in_short: str = ""
     """The same for the first screen, of a few claims."""

@@ -11,8 +11,8 @@ and not counted among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from loopscope.stats import Estimate
 from loopscope.studies import parts
@@ -34,6 +34,7 @@ class Verdict:
     - `models`: language models with their sizes; `backbones` are the names of whatever was measured.
     - `of`: what the estimate is of, where `ours` shows more; `controls`: of the same test; `beside`: what else is told.
     - `protocol`: its label, with what was `changed` and, apart, the `numerics`; None where nothing was measured.
+    - `told`: numbers by name, for sentences.
     - `others`: verdicts by other records, on which this one does not rest.
     """
 
@@ -54,6 +55,7 @@ class Verdict:
     changed: tuple[str, ...] = ()
     numerics: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    told: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -98,6 +100,7 @@ def _verdict(claim: Claim, finding: Finding, evidence: Evidence, otherwise: str)
         _once(each.text for record in used for each in changes(record, lineage, finding.patches)),
         _once(each for record in used for each in numerics(record, lineage)),
         _once(model_of(record) for record in used if record.experiment in LANGUAGE),
+        finding.told,
     )  # fmt: skip
 
 

@@ -210,6 +210,7 @@ class Finding:
     - `others`: what other records say, which the verdict does not rest on.
     - `controls` of the same test; `beside`: what else stands in the row, in sentences.
     - `patches`: whether the number depends on where patches acted.
+    - `told`: other numbers by name, as a sentence on it writes them.
     """
 
     holds: bool | None
@@ -222,6 +223,7 @@ class Finding:
     controls: tuple[Control, ...] = ()
     beside: tuple[str, ...] = ()
     patches: bool = True
+    told: Mapping[str, str] = field(default_factory=dict)
 
 
 Judge = Callable[[Evidence], Finding | None]

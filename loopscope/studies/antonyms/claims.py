@@ -57,7 +57,7 @@ def _native(evidence: Evidence, both: Supervised) -> Finding:
     if any(each.facts.loops < TRAINED_DEPTH for each in both.values()):
         return Finding(None, f"fewer than {TRAINED_DEPTH} loops were made", None, 0, [*both.values()])
     found: list[Quantity] = []
-    said = []
+    said, told = [], {}
     if stepwise is not None:
         steps = [
             evidence.one(stepwise, "antonyms.readouts", way="truncated", loop=loop, deletion=loop)
@@ -65,13 +65,15 @@ def _native(evidence: Evidence, both: Supervised) -> Finding:
         ]
         found.append(min(steps, key=lambda each: each.estimate.value))
         said.append(f"stepwise {counted(found[-1])} in the worst loop")
+        told["stepwise"] = percent(found[-1].estimate.value)
     if final is not None:
         found.append(at_loop(final, 3))
         said.append(f"final-only {counted(found[-1])} at loop 3")
+        told["final"] = percent(found[-1].estimate.value)
     worst = min(found, key=lambda each: each.estimate.value)
     holds = at_least(worst.estimate.value, 0.90)
     verdict = False if not holds else True if len(both) == len(FORMS) else None
-    return Finding(verdict, "; ".join(said), worst.estimate, worst.n, [*both.values()])
+    return Finding(verdict, "; ".join(said), worst.estimate, worst.n, [*both.values()], told=told)
 
 
 def native(evidence: Evidence) -> Finding | None:
@@ -87,7 +89,9 @@ def _steer(both: Supervised) -> Finding:
         final is None or at_least(final.estimate.value, 0.70),
         stepwise is None or at_most(stepwise.estimate.value, 0.30),
     ]
-    said = [percent(each.estimate.value) if each is not None else "not run" for each in (final, stepwise)]
+    found = {"final": final, "stepwise": stepwise}
+    told = {name: percent(each.estimate.value) for name, each in found.items() if each is not None}
+    said = [told.get(name, "not run") for name in found]
     shown = final or stepwise
     assert shown is not None
     verdict = False if not all(verdicts) else True if len(both) == len(FORMS) else None
@@ -95,7 +99,8 @@ def _steer(both: Supervised) -> Finding:
         Control(at_depths(record, 0, False, deep, label=f"{form} without J", published=0.0), CONTROLLED)
         for form, record in both.items()
     )
-    return Finding(verdict, " vs ".join(said), shown.estimate, shown.n, [*both.values()], controls=controls)
+    ours = " vs ".join(said)
+    return Finding(verdict, ours, shown.estimate, shown.n, [*both.values()], controls=controls, told=told)
 
 
 def steer(evidence: Evidence) -> Finding | None:
@@ -107,12 +112,13 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "antonym.native", "6", "stepwise: one deletion per loop; final-only: answers by loop 3", "64/64; 255/256",
         ">= 90 % each", ANTONYMS, native,
-        finding="Right answers without J: {ours}.",
+        finding="Without J, the backbone that was supervised after every loop says its deletion right in {stepwise} % "
+                "in its worst loop, the one supervised after the last loop alone in {final} % at loop 3.",
     ),
     Claim(
         "antonym.steer", "6", "with J at depths 5-8", "98.0 vs 7.8", "final-only >= 70 %, stepwise <= 30 %",
         ANTONYMS, steer,
-        finding="With J, backbones that were supervised after the last loop alone, vs after every loop, are right "
-                "on deletions 5 to 8 in {ours} %.",
+        finding="With J, deletions 5 to 8 are right in {final} % on the backbone that was supervised after the last "
+                "loop alone, in {stepwise} % on that supervised after every loop.",
     ),
 )  # fmt: skip

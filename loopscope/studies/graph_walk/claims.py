@@ -26,8 +26,8 @@ CLAIMS: tuple[Claim, ...] = (
         "5 of 12 one, 3 two",
         "at least one of each (majority of increments to loops 2..L before the endpoint is first reached)",
         TRAJECTORIES, judges.variety,
-        finding="Backbones that were trained alike walk differently, by mainly one node a loop, mainly two, or "
-                "neither: {ours}.",
+        finding="Of {all} backbones that were trained alike, {one} walk by mainly one node a loop, {two} by mainly "
+                "two, and {neither} by neither.",
     ),
     Claim(
         "native.hold", "3", "extra loops keep the answer", "\"eventually they stabilise\"",
@@ -103,8 +103,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "matched.one", "6", "one-hop with J", "66.5 vs 100", "stepwise >= 99 %, final-only at least 10 points lower",
         MATCHED, judges.matched_one,
-        finding="Backbones that were supervised after the last loop alone, vs after every loop, walk one hop with J "
-                "in {ours} %.",
+        finding="With J, backbones that were supervised after the last loop alone walk one hop in {share} %, those "
+                "supervised after every loop in {stepwise} %.",
     ),
     Claim(
         "matched.two", "6", "two-hop with J reverses the order", "50.5 vs 13.2", "final-only higher in all five pairs",

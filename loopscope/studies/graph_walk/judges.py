@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from loopscope.quantity import Coordinate, Quantity, every, of_tables, one
 from loopscope.stats import Estimate
@@ -104,7 +105,8 @@ def variety(evidence: Evidence) -> Finding | None:
     complete = len(records) >= len(cohort.seeds)
     verdict = True if both else False if complete else None
     beside = (f"the paper's own increments give {_walkers(trajectories.published_walks())} by the same rule",)
-    return Finding(verdict, _walkers(walks), None, len(walks), records, beside=beside)
+    told = {"all": str(len(walks)), **{each: str(walks.count(each)) for each in get_args(trajectories.Walk)}}
+    return Finding(verdict, _walkers(walks), None, len(walks), records, beside=beside, told=told)
 
 
 def _walkers(walks: Sequence[trajectories.Walk]) -> str:
@@ -339,7 +341,10 @@ def matched_one(evidence: Evidence) -> Finding | None:
     final, stepwise = map(mean_of, rows)
     ours = f"{percent(final.value)} vs {percent(stepwise.value)}"
     holds = at_least(stepwise.value, 0.99) and at_least(stepwise.value - final.value, 0.10)
-    return Finding(holds, ours, final, rows[0][0].n, found.records, of="final-only", controls=found.controls("one"))
+    return Finding(
+        holds, ours, final, rows[0][0].n, found.records, of="final-only", controls=found.controls("one"),
+        told={"stepwise": percent(stepwise.value)},
+    )  # fmt: skip
 
 
 def matched_two(evidence: Evidence) -> Finding | None:

@@ -10,7 +10,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "letter.steer", "5", "eight-step letter-walk needs J", "0 -> 251/256", "<= 15 % without, >= 80 % with J",
         LETTERS, judges.steer,
-        finding="Without J -> with it, eight transfers are answered right in {ours}.",
+        finding="Eight transfers are answered right in {share} % with J, in {without} % without it.",
     ),
     Claim(
         "letter.rescue", "5", "steered patterns suffice", "248/256", ">= 70 % of the steered score", LETTERS,

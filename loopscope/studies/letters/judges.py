@@ -159,7 +159,8 @@ def _steer(record: Record, quantities: Sequence[Quantity]) -> Finding:
         )
     holds = at_most(without.estimate.value, 0.15) and at_least(with_j.estimate.value, 0.80)
     ours = f"{counted(without)} -> {counted(with_j)}"
-    return Finding(holds, ours, with_j.estimate, with_j.n, [record], patches=False)
+    told = {"without": percent(without.estimate.value)}
+    return Finding(holds, ours, with_j.estimate, with_j.n, [record], patches=False, told=told)
 
 
 def steer(evidence: Evidence) -> Finding | None:

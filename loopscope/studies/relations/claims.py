@@ -56,8 +56,9 @@ def beyond(evidence: Evidence) -> Finding | None:
     record, complete = found
     trained, near, far = (_right(evidence, record, each) for each in ranges)
     ours = f"{percent(near.estimate.value)} (17-24), {percent(far.estimate.value)} (25-32)"
+    told = {"far": percent(far.estimate.value)}
     holds = trained.estimate.value - near.estimate.value > ROUNDING and at_most(far.estimate.value, 0.10)
-    return Finding(holds if complete else None, ours, near.estimate, near.n, [record], of="17-24")
+    return Finding(holds if complete else None, ours, near.estimate, near.n, [record], of="17-24", told=told)
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -69,6 +70,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "kg.beyond", "H", "declines beyond the map range", "42.87 (17-24), 1.65 (25-32)",
         "17-24 below 4-16, and 25-32 <= 10 %", CHAINS, beyond,
-        finding="Beyond the lengths that maps were trained on, it is by length, in per cent: {ours}.",
+        finding="Beyond the lengths that maps were trained on, {share} % of chains of 17 to 24 are right, and {far} % "
+                "of 25 to 32.",
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from string import Formatter
 
 from loopscope.log import Log, silent
 from loopscope.studies import parts
@@ -72,22 +73,19 @@ UNDECIDED = "The records that are here do not decide it."
 def finding(claims: Sequence[str], verdicts: Mapping[str, Verdict]) -> str:
     """The sentences of those of these claims that were measured, or that there are none.
 
-    Where no claim has a sentence, the texts of all are told, with what was measured.
+    Where no claim has a sentence with its numbers, the texts of all are told, with what was measured.
     """
     rows = [verdicts[claim] for claim in claims]
-    if not any(each.claim.finding for each in rows):
-        said = [f"{each.claim.text}: {each.ours}." for each in rows if each.ours]
-    else:
-        said = [_sentence(each, each.claim.finding) for each in rows if each.claim.finding]
-    return " ".join(filter(None, said)) or UNDECIDED
+    said = list(filter(None, (_sentence(each, each.claim.finding) for each in rows)))
+    return " ".join(said or [f"{each.claim.text}: {each.ours}." for each in rows if each.ours]) or UNDECIDED
 
 
 def _sentence(verdict: Verdict, text: str) -> str:
-    """A sentence with the number of a verdict; nothing where there is none."""
+    """A sentence with the numbers of a verdict; nothing where one is missing."""
     share = math.nan if verdict.estimate is None else verdict.estimate.value
-    if math.isnan(share) if "{share}" in text else not verdict.ours:
-        return ""
-    return text.format(share=percent(share), ours=verdict.ours)
+    numbers = {**verdict.told, **({} if math.isnan(share) else {"share": percent(share)})}
+    asked = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+    return text.format(**numbers) if asked <= numbers.keys() else ""
 
 
 def _who(evidence: Evidence) -> list[str]:
