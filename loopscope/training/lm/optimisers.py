@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from loopscope.training.lm.processes import everywhere
-from loopscope.training.lm.recipe import Descent
+from loopscope.training.lm.recipe import OptimiserSettings
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -55,7 +55,9 @@ class Adafactor(torch.optim.Optimizer):
         parameter.sub_(change, alpha=group["lr"])
 
 
-def make_optimiser(recipe: Descent, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
+def make_optimiser(
+    recipe: OptimiserSettings, parameters: Iterable[nn.Parameter], device: torch.device
+) -> torch.optim.Optimizer:
     """The recipe's optimiser; its learning rate is set before every update."""
     if recipe.optimiser == "adafactor":
         return Adafactor(parameters, recipe.rate, recipe.decay)

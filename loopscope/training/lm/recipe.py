@@ -26,7 +26,7 @@ FAR = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
+class OptimiserSettings:
     """The optimiser: AdamW, or Adafactor as in the paper; gradients are clipped to norm `clip`.
 
     The learning rate rises for `warmup` updates to `rate` and falls by a cosine to a tenth at update `horizon` (0:
@@ -108,24 +108,23 @@ class Batches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Depths:
+class Curriculum:
     """How deep questions are, and what a loop is taught.
 
     - `deepest` is the largest depth asked for, reached from `grow_from` in levels of one every `grow_every` updates
       (0: at once).  With `grow_at`, the next level is taken only if in those updates this share of the answers at the
       present deepest depth began right, each looked at before it was learned from; otherwise the level stays for as
       many updates more.
-    - `stepwise`: a run of t loops learns the answer after step t.  A question is run once and learned after every loop,
-      or, if a map is fitted, after every loop that has a map before or after it: after loop t with the answer of at
-      most `pace` t steps.  So weights or a map are told what each loop must do, not only what all must.  A level
-      with fewer steps has as many loops fewer; where there are more loops than steps, answers must stay in the others.
-      Weights that learn a task which is `run_by_run` make a run for every step instead.
-      Of look-ups, half of the texts are run for all loops of their level, the others for 1, 2, ... of them in turn, and
-      every answer in a text is the one after at most as many steps; the general text beside is run for all loops.
-      So a loop is taught a step, not only a whole run all of its steps, and a model which was never looped begins with
-      what it can do in one pass.  When depth has grown, the pace does, by a half at each level from 1 to `pace`: at
-      pace p a run of t loops learns the answer after p t steps, halves left out, so that a loop is not bound to a
-      single step.
+    - `stepwise`: a loop is taught a step, not only a whole run all of its steps:
+        - Questions: a run of t loops learns the answer after step t.  A question is run once and learned after every
+          loop, or by a run for every step where the task is `run_by_run`.
+        - Maps: learned after every loop that has a map before or after it, with the answer after at most `pace` steps a
+          loop.
+        - Look-ups: half of the texts are run for all loops of their level, the others for 1, 2, ... of them in turn.
+          Every answer in a text is the one after at most as many steps; general text is run for all loops.
+        - Loops: a level with fewer steps has as many loops fewer; in loops beyond the steps, answers must stay.
+    - `pace`: of look-ups, it grows by a half at each level once depth has grown, from 1: at pace p a run of t loops
+      learns the answer after p t steps, halves left out, so that a loop is not bound to a single step.
     """
 
     deepest: int
@@ -163,7 +162,7 @@ class Steering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ends:
+class Stopping:
     """When training ends, and what is looked at on the way: `checked` questions a cell, every `check_every` updates.
 
     It ends after `updates`, perhaps before the horizon; or, with a `gate`, when all cells of two checks in a row have
@@ -180,11 +179,16 @@ class Ends:
             whole(name, getattr(self, name), 1, most)
 
 
+# What `task_recipe` calls them.
+Descent = OptimiserSettings
+Ends = Stopping
+
+
 # ---- the whole -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Ends, Steering, Depths, Batches, Descent):
+class Recipe(Stopping, Steering, Curriculum, Batches, OptimiserSettings):
     """What is trained, on what, how.  InputError for numbers that cannot be.
 
     - `trains`: all weights but Ouro's exit gate, or a map alone.  `loops` is how often F is called; `boundary` what
@@ -206,10 +210,10 @@ class Recipe(Ends, Steering, Depths, Batches, Descent):
 
     def __post_init__(self) -> None:
         whole("loops", self.loops, 1, 1000)
-        Descent.__post_init__(self)
+        OptimiserSettings.__post_init__(self)
         Batches.__post_init__(self)
-        Depths.__post_init__(self)
-        Ends.__post_init__(self)
+        Curriculum.__post_init__(self)
+        Stopping.__post_init__(self)
         for name in self.task.settings().keys() & {each.name for each in fields(self)}:
             raise InputError(f"a setting of {self.task.name} cannot be called {name!r}: every recipe has one")
         self.task.check(self.draw(0, self.levels), chat=self.text == "questions")
