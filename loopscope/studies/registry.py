@@ -31,7 +31,7 @@ _CHOOSING = next(part for part in parts("experiments") if hasattr(part, "selecti
 selection: Callable[..., Selection] = _CHOOSING.selection
 """The mechanism backbones by the rule, given records and, where it is not the mechanism's own, a cohort."""
 
-DECIDING: Experiment = EXPERIMENTS[_CHOOSING.DECIDING]
+DECIDING: str = _CHOOSING.DECIDING
 """The experiment whose records the rule looks at."""
 
 STUDY_OF: Mapping[str, str] = {

@@ -23,7 +23,7 @@ from loopscope.studies.layouts import layout_of
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.studies.recording import Outcome, Wanted, recorded
 from loopscope.studies.records import PIECE, ModelFacts, Record, copy_records
-from loopscope.studies.registry import COHORTS, DECIDING, selection
+from loopscope.studies.registry import COHORTS, DECIDING, EXPERIMENTS, selection
 from loopscope.studies.selection import MECHANISM, Selection
 from loopscope.studies.trained import Meter, TrainedModel, load_trained
 from loopscope.studies.training_logs import keep
@@ -259,7 +259,7 @@ def _select(cohort: Cohort, store: Store, device: torch.device, log: Log) -> tup
     """The mechanism backbones among those trained so far, and the native records that decide; none in other cohorts."""
     if cohort.name != COHORTS["mechanism"].name:
         return Selection(()), []
-    todo = steps(store, [cohort], [DECIDING], Selection(()), "paper")
+    todo = steps(store, [cohort], [EXPERIMENTS[DECIDING]], Selection(()), "paper")
     found = list(carry_out(todo, store, store, device, log))
     return selection(found, cohort), found
 
