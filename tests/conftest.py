@@ -120,6 +120,14 @@ def few_draws() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty figures: for tests of the page around them, where others draw the same."""
+    from loopscope.studies.report.contents import Drawings, Figure
+
+    monkeypatch.setattr(Figure, "drawings", Drawings("<svg></svg>", "<svg></svg>", b"%PDF"))
+
+
 @pytest.fixture(scope="session")
 def refused() -> Callable[..., str]:
     """refused(error, function, *arguments): the call must fail with this error in one line, which is returned."""

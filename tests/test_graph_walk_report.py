@@ -484,6 +484,7 @@ def test_longer_fits_of_matched_maps_are_shown() -> None:
 # ---- parts of the evidence -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_the_main_backbone() -> None:
     report = made_of(*of_the_main_one())
     assert f"The main one is `{MAIN}`." in report.lead[-1]
@@ -498,6 +499,7 @@ def test_only_the_main_backbone() -> None:
         Reader(text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_final_backbones_of_the_matched_ones() -> None:
     report = made_of(*map(matched, FINAL[:2]))
     (found,) = report.sections

@@ -106,7 +106,7 @@ def found(store: str) -> set[str]:
     return {each.key for each in Store(store).every(RECORD)}
 
 
-def test_a_protocol_is_its_stages_one_by_one(done: Command, tmp_path: Path) -> None:
+def test_a_protocol_tells_its_stages_and_judges_what_it_measured(done: Command) -> None:
     code, out, _ = done(*ONE, *shortened("iterations", "smol"), "--json")
     assert code == 0
     told: dict[str, Any] = json.loads(out)
@@ -116,6 +116,10 @@ def test_a_protocol_is_its_stages_one_by_one(done: Command, tmp_path: Path) -> N
     assert [claim["id"] for claim in told["claims"]] == ["iterate.continue", "iterate.strict"]  # what was measured
     assert "iterate.continue" in Path(told["page"]).read_text(encoding="utf-8")
 
+
+@pytest.mark.slow
+def test_a_protocol_is_its_stages_one_by_one(done: Command, tmp_path: Path) -> None:
+    names = ["smol-iterations-adapt", "smol-iterations", "smol-iterations-map"]
     short = {each.name: [f"--set={change}" for change in changes(each)] for each in recipes(plan("iterations", "smol"))}
     into = ("--store", "other")
     assert done("finetune", "plain", names[0], "--out", "a", *short[names[0]], *TEXT, *into)[0] == 0

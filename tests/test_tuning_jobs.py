@@ -53,7 +53,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("llama", "smol-letter"), ("ouro", "letter"), ("ouro", "letter-map"), ("llama", "antonym-map")]
+    ("kind", "name"),
+    [
+        ("llama", "smol-letter"),
+        ("ouro", "letter-map"),
+        pytest.param("ouro", "letter", marks=pytest.mark.slow),
+        pytest.param("llama", "antonym-map", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_was_killed_gives_the_same_bits(tmp_path: Path, kind: str, name: str) -> None:
     folder = tuning_folder(tmp_path / kind, kind)
