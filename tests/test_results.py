@@ -24,8 +24,7 @@ from loopscope.measure.side_by_side import Condition, SideBySide
 from loopscope.models.decoding import generate
 from loopscope.models.steering import FullPrecisionMap
 from loopscope.patches import Given, Patch, Run
-from loopscope.quantity import Quantity
-from loopscope.quantity import Table as Quantities
+from loopscope.quantity import Quantity, QuantityTable
 from loopscope.results import Tabular
 from loopscope.stats import Estimate, tally
 from loopscope.table import Table
@@ -198,7 +197,7 @@ MANY = Program.parse("F" + " J:a F" * 400)
         (population("rings"), "<population 'rings': 512 graphs of 10 nodes, rule all>"),
         (means(np.eye(3), draws=5), "<estimates: [3] from 0.3333 to 0.3333>"),
         (tally(np.array([True, False]), np.array([0, 1])), "<tally: 1 of 2 in 2 clusters>"),
-        (Quantities("a.b", "Two", [HALF] * 900), "<a.b: 900 quantities; Two>"),
+        (QuantityTable("a.b", "Two", [HALF] * 900), "<a.b: 900 quantities; Two>"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )  # fmt: skip

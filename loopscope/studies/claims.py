@@ -55,7 +55,7 @@ class Verdict:
     changed: tuple[str, ...] = ()
     numerics: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
-    told: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def command(self) -> str:

@@ -223,7 +223,7 @@ class Finding:
     controls: tuple[Control, ...] = ()
     beside: tuple[str, ...] = ()
     patches: bool = True
-    told: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 Judge = Callable[[Evidence], Finding | None]
