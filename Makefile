@@ -10,7 +10,7 @@ FEW    := $(addprefix tests/test_,annotations.py cli.py execute.py lm_cli.py lm_
             readouts.py report.py smollm2.py stacks.py stats.py store.py zoo.py)
 
 # A check that waits for a process for ever ends with the stacks of its threads.
-BOUND  := --timeout 2400 --timeout-method thread
+BOUND  := --timeout-method thread --timeout
 
 # What starts processes on engines: one at a time, as nodes are killed under them.
 ENGINES := $(addprefix tests/test_,jobs_faults.py jobs_local.py jobs_ray.py jobs_slurm.py whole_campaign.py)
@@ -58,8 +58,8 @@ wheel: setup     ## dist/*.whl, with a part of the zoo
 check: lint types test  ## style, types and tests
 
 check-slow: $(VENV)/.slow ## the slow checks that `make test` leaves out
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(BOUND) -m slow $(addprefix --ignore=,$(ENGINES))
-	$(BIN)/python -m pytest -q $(BOUND) -m slow $(ENGINES)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(BOUND) 2400 -m slow $(addprefix --ignore=,$(ENGINES))
+	$(BIN)/python -m pytest -q $(BOUND) 900 -m slow $(ENGINES)
 
 notebooks: $(VENV)/.slow ## run the notebooks of examples/ anew and keep what they print and draw
 	$(BIN)/python examples/run_notebooks.py
