@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from loopscope.bounds import whole
@@ -320,12 +321,18 @@ class Setting(NamedTuple):
 
 def settings_of(task: type[Task]) -> dict[str, Setting]:
     """What a recipe of this task has written, by name."""
-    hints = get_type_hints(Recipe) | {"task": str}
+    hints = {**_hints(), "task": str}
     found = {each.name: Setting(hints[each.name], each.default) for each in fields(Recipe)}
     for each in (*(each for each in TASKS.values() if each.in_every_recipe), task):
         kinds = each.settings()
         found |= {field.name: Setting(kinds[field.name], field.default, each.name) for field in fields(each)}
     return {name: each for name, each in found.items() if name not in FOR_READERS}
+
+
+@cache
+def _hints() -> Mapping[str, Any]:
+    """The types of a recipe's settings: every annotation is a text that is compiled, and many recipes are written."""
+    return get_type_hints(Recipe)
 
 
 def task_written(key: object) -> type[Task]:
