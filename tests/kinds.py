@@ -266,6 +266,18 @@ class Whole(Ends, Drawn):
     layer = Everything
 
 
+def made(kind: type[Kind], layer: type[KindLayer] | None = None) -> Any:
+    """A model of a kind, with layers of a class if one is given, in float64 and with every parameter drawn anew."""
+    if layer is not None:
+        kind = type("Made", (kind,), {"layer": layer})
+    torch.manual_seed(0)
+    model = kind().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
 def _kind(base: type[Kind], layer: type[KindLayer] = KindLayer) -> Callable[..., Any]:
     made = base if layer is KindLayer else type(f"{base.__name__}{layer.__name__}", (base,), {"layer": layer})
 

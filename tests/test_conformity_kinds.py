@@ -15,21 +15,24 @@ from loopscope.execute.executor import run
 from loopscope.execute.plain import plain_run
 from loopscope.models.passes import one_pass
 from loopscope.program import F, Program
-from tests.kinds import KINDS, Drawn, Ends, Full, Gated, Injection, Kind, KindLayer, Learned, Summed, TwoStacks, Valued
+from tests.kinds import (
+    KINDS,
+    Drawn,
+    Ends,
+    Full,
+    Gated,
+    Injection,
+    Kind,
+    KindLayer,
+    Learned,
+    Summed,
+    TwoStacks,
+    Valued,
+    made,
+)
 from tests.tiny import tiny_tokens
 
 TOKENS = tiny_tokens(2)
-
-
-def made(kind: type[Kind], layer: type[KindLayer] | None = None) -> Any:
-    if layer is not None:
-        kind = type("Made", (kind,), {"layer": layer})
-    torch.manual_seed(0)
-    model = kind().double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    return model
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,8 +15,10 @@ from loopscope.execute.executor import run
 from loopscope.models.passes import one_pass
 from loopscope.program import Program
 from loopscope.protocol import Side
-from tests.kinds import KINDS, Drawn, Ends, Full, Injection, Kind, KindLayer, TwoStacks, Valued
-from tests.test_conformity_kinds import TOKENS, made
+from tests.kinds import KINDS, Drawn, Ends, Full, Injection, Kind, KindLayer, TwoStacks, Valued, made
+from tests.tiny import tiny_tokens
+
+TOKENS = tiny_tokens(2)
 
 
 def following(x: Tensor) -> Tensor:

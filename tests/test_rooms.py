@@ -48,16 +48,10 @@ def test_only_studies_and_commands_know_the_studies(module: str) -> None:
         assert not {name for name in imports(module) if name.startswith("loopscope.cli")}
 
 
-REGISTRIES = {
-    "loopscope.studies.campaign": "takes the rule of the mechanism backbones from the study that has it",
-}
-"""Shared modules of studies that know a single one, and why."""
-
-
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_what_studies_share_knows_none_of_them(module: str) -> None:
     inside = module.removeprefix("loopscope.studies.").split(".")[0]
-    if not module.startswith("loopscope.studies") or inside in STUDIES or module in REGISTRIES:
+    if not module.startswith("loopscope.studies") or inside in STUDIES:
         return
     assert not {name for name in imports(module) if name.removeprefix("loopscope.studies.").split(".")[0] in STUDIES}
 

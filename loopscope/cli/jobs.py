@@ -149,12 +149,12 @@ def _campaign(cohorts: Any, asked: Any) -> tuple[Graph, dict[str, float]]:
     from loopscope.jobs.plan import minutes
     from loopscope.store.store import Store
     from loopscope.studies.campaign import Campaign
-    from loopscope.studies.graph_walk.experiments import TRAJECTORIES, selection
     from loopscope.studies.records import open_results, records
+    from loopscope.studies.registry import DECIDING, selection
     from loopscope.studies.times import recorded_times
 
     times = recorded_times()
-    walks = [each for store in open_results() for each in records(store, TRAJECTORIES)]
+    walks = [each for store in open_results() for each in records(store, DECIDING)]
     nowhere = Store(Path())  # a plan looks up nothing
     made = Campaign(cohorts, asked, nowhere, Needs(gpus=1.0), times, selection(walks))
     graph = made.graph().expected()

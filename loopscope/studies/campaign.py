@@ -19,14 +19,13 @@ from loopscope.jobs.job import Graph, Job, Later, Needs
 from loopscope.store.artefacts import BACKBONE
 from loopscope.store.store import Store
 from loopscope.studies.experiment import Cohort, Experiment
-from loopscope.studies.graph_walk.experiments import TRAJECTORIES, selection
-from loopscope.studies.graph_walk.selection import MECHANISM, Selection
 from loopscope.studies.layouts import layout_of
 from loopscope.studies.measuring import measuring, record_of
 from loopscope.studies.recipes import backbone_recipe, map_recipe
 from loopscope.studies.records import RECORD, Record, load
-from loopscope.studies.registry import COHORTS, EXPERIMENTS
+from loopscope.studies.registry import COHORTS, DECIDING, EXPERIMENTS, selection
 from loopscope.studies.runner import Step, cuts_of, inputs_of, steps_on
+from loopscope.studies.selection import MECHANISM, Selection
 from loopscope.studies.times import Times
 from loopscope.studies.trained import load_trained
 
@@ -94,7 +93,7 @@ class _Cohort:
         return made
 
     def _natives(self) -> list[Job]:
-        native = EXPERIMENTS[TRAJECTORIES]
+        native = EXPERIMENTS[DECIDING]
         found = steps_on(set(self.keys), set(), [self.cohort], [native], NOTHING_YET, "paper")
         return [job for step in found for job in self._measuring(step, {})]
 

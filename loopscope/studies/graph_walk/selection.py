@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from loopscope.studies.graph_walk import trajectories
 from loopscope.studies.selection import MECHANISM, Selection
 
-__all__ = ["MECHANISM", "Selection", "select"]
-
 
 def select(walks: Mapping[str, trajectories.Trajectory], complete: bool = True) -> Selection:
     """Choose the mechanism backbones among native trajectories, given in the order of seeds, before any map is fitted.

@@ -180,11 +180,6 @@ class Stopping:
             whole(name, getattr(self, name), 1, most)
 
 
-# What `task_recipe` calls them.
-Descent = OptimiserSettings
-Ends = Stopping
-
-
 # ---- the whole -------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from loopscope.maps import FAMILIES, AffineMap, make_map
 from loopscope.models.placement import names_in
 from loopscope.program import Call, Map, Program
 from loopscope.tasks.task import check_word
-from loopscope.training.lm.recipe import Descent, Ends, value_of
+from loopscope.training.lm.recipe import OptimiserSettings, Stopping, value_of
 
 RANK = 8
 """Of a low-rank map that nobody said the rank of."""
@@ -26,7 +26,7 @@ FIXED = ("name", "trains", "program", "fitted", "deepest")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskRecipe(Ends, Descent):
+class TaskRecipe(Stopping, OptimiserSettings):
     """A program on examples, of which a map is fitted or all weights are trained.  InputError for what cannot be.
 
     - `fitted` is the name of the map in the program that is fitted; "" where weights are trained.
@@ -65,8 +65,8 @@ class TaskRecipe(Ends, Descent):
     first_level: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        Descent.__post_init__(self)
-        Ends.__post_init__(self)
+        OptimiserSettings.__post_init__(self)
+        Stopping.__post_init__(self)
         for name, least, most in (("examples", 1, 10**5), ("micro", 1, 10**5), ("seed", 0, 2**62), ("init", 0, 2**62)):
             whole(name, getattr(self, name), least, most)
         for name in ("supervision", "saved"):
