@@ -225,7 +225,7 @@ def test_calls_taken_out_are_programs(kind: str, program: str, place: str, ablat
         ("layer[9].z", "zero", "does not exist: layers 1..2"),
         ("layer[1].z", "mean", r"all rows of texts of 2 to 4 tokens .* \(nearest: row\[-1\]\)"),
         ("layer[1].row[-1].pattern", "mean", r"a pattern of texts of 2 to 4 tokens .* \(nearest: resampled, zero\)"),
-        ("layer[1].row[-1].pattern", "resampled", "from other rows or another length"),
+        ("layer[1].row[-1].pattern", "resampled", "its source has 3 rows, this run 4: its keys would be others"),
     ],
 )
 def test_ablations_that_mean_nothing_get_one_line(places: Any, kinds: Any, line: str) -> None:

@@ -30,7 +30,6 @@ mistakes = [
     lambda: run(m, t, "F[layer[1].resid<-$x]", given={"x": 0.0}),
     lambda: run(m, t, "F[layer[1].resid<-$x]", given={"x": zeros.double()}),
     lambda: run(m, t, "F J:w F", maps={"w": Dense(8)}),
-    lambda: run(m, t, "F J:w F", maps={"w": Dense(16).double()}),
     lambda: run(m, t, "F J:w F", maps={"w": lambda h: h[..., :3]}),
     lambda: run(m, None, "h1 F", state=torch.zeros(3, 7, 16, dtype=torch.float64)),
     lambda: run(m, t, "F", rows=-1),
@@ -59,6 +58,8 @@ for shape in ((), (1,), (1, 1), (7, 1), (3, 7, 16)):  # zero ablation, written i
     program = (F**1).patch("loop[1].layer[2].mlp_out", Given("x"))
     (kept,) = run(m, t, program, given={"x": x}, keep="loop[1].layer[2].mlp_out")[program].kept.values()
     assert not kept.any() and kept.shape == (3, 7, 16)
+exact, rounded = (run(m, t, "F J:w F", maps={"w": each})["F J:w F"] for each in (Dense(16).double(), Dense(16)))
+assert exact.logits.dtype == rounded.logits.dtype and torch.allclose(exact.logits, rounded.logits, atol=1e-5)
 print("all mistakes noticed")
 """
 
