@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loopscope.address import Address, grid
-from loopscope.cli.bench.sweeping import llama, model_of, sweep_cases
+from loopscope.cli.bench.sweeping import llama, model_of, sweeps_on_models
 from loopscope.execute.executor import run
 from loopscope.execute.sweeping import sweep
 from loopscope.log import Log, silent
@@ -57,10 +57,8 @@ class Count(TorchDispatchMode):
 
 def bench_operations(log: Log = silent) -> Iterator[Operations]:
     """Count the sweeps of `bench patching`, then work at the depth of a released model; `log` gets each beforehand."""
-    for case in sweep_cases():
-        log(case.name)
-        one = _texts(case.config, 1, case.tokens)
-        yield counted(model_of(case.config, case.loops), case.name, case.about, case.cells, one)
+    for case, model in sweeps_on_models(log):
+        yield counted(model, case.name, case.about, case.cells, _texts(case.config, 1, case.tokens))
     deep, last = model_of(DEEP, LOOPS), (TOKENS - 1,)
     layers, every = range(1, len(deep.layers) + 1), range(1, LOOPS + 1)
 

@@ -94,14 +94,18 @@ def sweep_cases() -> Iterator[SweepCase]:
 
 def bench_sweeps(log: Log = silent) -> list[SweepTiming]:
     """Time every case; `log` gets the name of each before it starts.  Weights are random (seed 0)."""
-    found, models = [], dict[str, LanguageModel]()
+    return [time_sweep(model, case) for case, model in sweeps_on_models(log)]
+
+
+def sweeps_on_models(log: Log = silent) -> Iterator[tuple[SweepCase, LanguageModel]]:
+    """Every case with its model, which cases of one shape share; `log` gets the name of each beforehand."""
+    models = dict[str, LanguageModel]()
     for case in sweep_cases():
         log(case.name)
         key = str((case.config, case.loops))
         if key not in models:
             models[key] = model_of(case.config, case.loops)
-        found.append(time_sweep(models[key], case))
-    return found
+        yield case, models[key]
 
 
 def model_of(config: dict[str, Any], loops: int) -> LanguageModel:
